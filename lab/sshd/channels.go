@@ -1,0 +1,166 @@
+package sshd
+
+import (
+	"context"
+	"io"
+	"net"
+	"sync"
+
+	"golang.org/x/crypto/ssh"
+)
+
+// connection is the state of one authenticated connection.
+type connection struct {
+	srv  *Server
+	user string
+
+	mu       sync.Mutex
+	sessions int
+}
+
+func (c *connection) open(ctx context.Context, nc ssh.NewChannel) {
+	switch nc.ChannelType() {
+	case "session":
+		c.session(ctx, nc)
+	case "direct-tcpip":
+		c.directTCP(ctx, nc)
+	case "direct-streamlocal@openssh.com":
+		c.directUnix(ctx, nc)
+	default:
+		c.srv.refusal("channel %s", nc.ChannelType())
+		nc.Reject(ssh.UnknownChannelType, "unknown channel type")
+	}
+}
+
+func (c *connection) session(ctx context.Context, nc ssh.NewChannel) {
+	c.mu.Lock()
+	full := c.sessions >= c.srv.cfg.MaxSessions
+	if !full {
+		c.sessions++
+	}
+	c.mu.Unlock()
+	if full {
+		c.srv.refusal("session above MaxSessions %d", c.srv.cfg.MaxSessions)
+		nc.Reject(ssh.ConnectionFailed, "open failed")
+		return
+	}
+	defer func() {
+		c.mu.Lock()
+		c.sessions--
+		c.mu.Unlock()
+	}()
+	ch, reqs, err := nc.Accept()
+	if err != nil {
+		return
+	}
+	defer ch.Close()
+	c.srv.count(func(st *Stats) { st.Sessions++ })
+	c.serveSession(ctx, ch, reqs)
+}
+
+// serveSession answers requests until the client runs a command or leaves.
+func (c *connection) serveSession(ctx context.Context, ch ssh.Channel, reqs <-chan *ssh.Request) {
+	for r := range reqs {
+		var exec struct{ Command string }
+		if r.Type != "exec" || ssh.Unmarshal(r.Payload, &exec) != nil || c.srv.cfg.Exec == nil {
+			if r.Type != "env" { // sshd ignores variables that AcceptEnv does not list
+				c.srv.refusal("session request %s", r.Type)
+			}
+			if r.WantReply {
+				r.Reply(false, nil)
+			}
+			continue
+		}
+		r.Reply(true, nil)
+		c.runExec(ctx, ch, reqs, exec.Command)
+		return
+	}
+}
+
+func (c *connection) runExec(ctx context.Context, ch ssh.Channel, reqs <-chan *ssh.Request, line string) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	drained := make(chan struct{})
+	go func() { // requests after exec; the loop ends when the client closes the channel
+		defer close(drained)
+		defer cancel()
+		answerGlobal(reqs)
+	}()
+	code := c.srv.cfg.Exec(ctx, c.user, line, ch, ch, ch.Stderr())
+	ch.SendRequest("exit-status", false, ssh.Marshal(struct{ Status uint32 }{uint32(code)}))
+	ch.Close()
+	<-drained
+}
+
+// directTCP forwards to a port of the host itself; a lab host is no way to
+// other machines.
+func (c *connection) directTCP(ctx context.Context, nc ssh.NewChannel) {
+	var to struct {
+		Host       string
+		Port       uint32
+		OriginHost string
+		OriginPort uint32
+	}
+	if err := ssh.Unmarshal(nc.ExtraData(), &to); err != nil {
+		nc.Reject(ssh.ConnectionFailed, "malformed request")
+		return
+	}
+	if c.srv.cfg.ForbidForwarding || c.srv.cfg.DialTCP == nil || (to.Host != "127.0.0.1" && to.Host != "localhost") {
+		c.srv.refusal("direct-tcpip %s:%d", to.Host, to.Port)
+		nc.Reject(ssh.Prohibited, "administratively prohibited: open failed")
+		return
+	}
+	c.forward(nc, func() (net.Conn, error) { return c.srv.cfg.DialTCP(ctx, c.user, int(to.Port)) })
+}
+
+func (c *connection) directUnix(ctx context.Context, nc ssh.NewChannel) {
+	var to struct {
+		Path      string
+		Reserved0 string
+		Reserved1 uint32
+	}
+	if err := ssh.Unmarshal(nc.ExtraData(), &to); err != nil {
+		nc.Reject(ssh.ConnectionFailed, "malformed request")
+		return
+	}
+	if c.srv.cfg.ForbidForwarding || c.srv.cfg.DialUnix == nil {
+		c.srv.refusal("direct-streamlocal %s", to.Path)
+		nc.Reject(ssh.Prohibited, "administratively prohibited: open failed")
+		return
+	}
+	c.forward(nc, func() (net.Conn, error) { return c.srv.cfg.DialUnix(ctx, c.user, to.Path) })
+}
+
+// forward joins a channel and a connection until both directions have ended or
+// one of them breaks.
+func (c *connection) forward(nc ssh.NewChannel, dial func() (net.Conn, error)) {
+	target, err := dial()
+	if err != nil {
+		nc.Reject(ssh.ConnectionFailed, reason(err))
+		return
+	}
+	defer target.Close()
+	ch, reqs, err := nc.Accept()
+	if err != nil {
+		return
+	}
+	defer ch.Close()
+	c.srv.count(func(st *Stats) { st.Forwards++ })
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		answerGlobal(reqs) // ends with the channel
+		target.Close()
+	})
+	wg.Go(func() {
+		io.Copy(target, ch)
+		if half, ok := target.(interface{ CloseWrite() error }); ok {
+			half.CloseWrite()
+		} else {
+			target.Close()
+		}
+	})
+	io.Copy(ch, target)
+	ch.Close()
+	target.Close()
+	wg.Wait()
+}
