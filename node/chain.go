@@ -82,13 +82,12 @@ func (c *Client) Peers(ctx context.Context) (Peers, error) {
 // markAppended marks genesis entries among the last two of a list short enough
 // that the node may have filled it up.
 func markAppended(peers []Peer) {
-	const fewest, most = 3, 2 // appended below three, at most two
-	for i := len(peers) - 1; i >= 0 && i >= len(peers)-most; i-- {
-		if i >= fewest || len(peers) >= fewest+most || !strings.HasPrefix(peers[i].ID, "genesis_node_") {
-			// With i real entries before it, entry i is only an addition when i < 3.
-			continue
-		}
-		peers[i].MaybeAppended = true
+	const belowReal, atMost = 3, 2 // appended below three real peers, at most two
+	if len(peers) >= belowReal+atMost {
+		return
+	}
+	for i := max(0, len(peers)-atMost); i < len(peers); i++ {
+		peers[i].MaybeAppended = strings.HasPrefix(peers[i].ID, "genesis_node_")
 	}
 }
 
