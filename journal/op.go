@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/qnetops/qnetops/internal/sqldb"
@@ -17,7 +16,7 @@ const (
 	maxError   = 8 << 10          // bytes of an error's text that are kept
 )
 
-// Op is one operation under one epoch. Several goroutines may use it.
+// Op is one operation under one epoch. Once begun or resumed, several goroutines may use it.
 type Op struct {
 	store  *Store
 	id     string
@@ -181,14 +180,10 @@ func (o *Op) Do(ctx context.Context, step Step, fn func(ctx context.Context) (an
 	case err != nil:
 		return &InDoubtError{Operation: o.id, Step: step.ID, Err: errors.Join(fmt.Errorf("writing down its outcome: %w", err), failure)}
 	}
-	return cmpErr(failure, unwritable)
-}
-
-func cmpErr(first, second error) error {
-	if first != nil {
-		return first
+	if failure != nil {
+		return failure
 	}
-	return second
+	return unwritable
 }
 
 // outcomeOf sorts a failure: only an act that surely did not take place is "failed".
@@ -232,13 +227,12 @@ func (o *Op) intend(ctx context.Context, step Step) (attempt int, skip bool, err
 
 // last is the latest attempt of a step, nil where it was never begun.
 func (o *Op) last(ctx context.Context, tx *sqldb.Tx, id string) (*StepRecord, error) {
-	events, err := readEvents(ctx, tx, o.id)
+	events, err := readEvents(ctx, tx, o.id, clean(id))
 	if err != nil {
 		return nil, err
 	}
-	steps := fold(events)
-	if i := slices.IndexFunc(steps, func(s StepRecord) bool { return s.ID == id }); i >= 0 {
-		return &steps[i], nil
+	if steps := fold(events); len(steps) > 0 {
+		return &steps[0], nil
 	}
 	return nil, nil
 }

@@ -199,9 +199,14 @@ func readRecords(ctx context.Context, tx *sqldb.Tx, where string, args ...any) (
 	return out, rows.Err()
 }
 
-func readEvents(ctx context.Context, tx *sqldb.Tx, op string) ([]looksEvent, error) {
+// readEvents reads an operation's entries in their order: all, or those of one step.
+func readEvents(ctx context.Context, tx *sqldb.Tx, op string, step ...any) ([]looksEvent, error) {
+	where := `WHERE op = $1`
+	if len(step) > 0 {
+		where += ` AND step = $2`
+	}
 	rows, err := tx.Query(ctx, `SELECT seq, at, epoch, what, step, attempt, state, looks, title, error, data
-		FROM qnetops_entry WHERE op = $1 ORDER BY seq`, op)
+		FROM qnetops_entry `+where+` ORDER BY seq`, append([]any{op}, step...)...)
 	if err != nil {
 		return nil, err
 	}

@@ -33,6 +33,7 @@ CREATE TABLE qnetops_entry (
   data    text    NOT NULL DEFAULT ''
 );
 CREATE UNIQUE INDEX qnetops_entry_once ON qnetops_entry (op, step, attempt, what) WHERE what IN ('intent', 'outcome');
+CREATE INDEX qnetops_entry_step ON qnetops_entry (op, step, seq);
 
 -- +goose StatementBegin
 CREATE FUNCTION qnetops_entry_refuse() RETURNS trigger LANGUAGE plpgsql AS $$
