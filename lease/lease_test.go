@@ -23,6 +23,8 @@ import (
 	"github.com/qnetops/qnetops/lease"
 )
 
+func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
+
 func open(t *testing.T, dsn string) *sqldb.DB {
 	t.Helper()
 	db, err := sqldb.Open(t.Context(), dsn)
@@ -49,7 +51,7 @@ func stores(t *testing.T, run func(t *testing.T, dsn, dir string)) {
 		dir := t.TempDir()
 		run(t, filepath.Join(dir, "state.db"), dir)
 	})
-	t.Run("postgres", func(t *testing.T) { run(t, pgtest.Start(t).DSN(t), t.TempDir()) })
+	t.Run("postgres", func(t *testing.T) { run(t, pgtest.DSN(t), t.TempDir()) })
 }
 
 func TestLease(t *testing.T) {
@@ -116,7 +118,7 @@ func heldBy(t *testing.T, dsn, dir string, pid int) {
 
 // Two machines share a Postgres but no folder: the session lock must do what the file lock cannot.
 func TestPostgresAcrossMachines(t *testing.T) {
-	dsn := pgtest.Start(t).DSN(t)
+	dsn := pgtest.DSN(t)
 	db := open(t, dsn)
 	l := take(t, db, t.TempDir())
 	heldBy(t, dsn, t.TempDir(), os.Getpid())

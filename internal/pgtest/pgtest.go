@@ -40,17 +40,59 @@ type Server struct {
 func Start(t testing.TB) *Server {
 	t.Helper()
 	s := &Server{bin: need.Postgres(t)}
+	t.Cleanup(s.remove)
+	s.make(t)
+	return s
+}
+
+// shared is the one server of a test binary that uses Main.
+var shared struct {
+	sync.Mutex
+	server *Server
+}
+
+// Main runs the tests of a package and afterwards ends the server that DSN shares among them:
+//
+//	func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
+func Main(m *testing.M) int {
+	defer func() {
+		if shared.server != nil {
+			shared.server.remove()
+		}
+	}()
+	return m.Run()
+}
+
+// DSN is a new, empty database on the server that the package's tests share. The package needs Main.
+func DSN(t testing.TB) string {
+	t.Helper()
+	bin := need.Postgres(t)
+	shared.Lock()
+	defer shared.Unlock()
+	if shared.server == nil {
+		shared.server = &Server{bin: bin}
+		shared.server.make(t)
+	}
+	return shared.server.DSN(t)
+}
+
+func (s *Server) make(t testing.TB) {
+	t.Helper()
 	if err := s.folder(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(s.dir) })
 	initdb := s.command("initdb", "-D", filepath.Join(s.dir, "data"), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
 	if out, err := initdb.CombinedOutput(); err != nil {
 		t.Fatalf("making a Postgres cluster: %v\n%s", err, out)
 	}
-	t.Cleanup(s.Kill)
 	s.Run(t)
-	return s
+}
+
+func (s *Server) remove() {
+	s.Kill()
+	if s.dir != "" {
+		_ = os.RemoveAll(s.dir)
+	}
 }
 
 // folder makes the cluster's folder. Postgres refuses to run as root, so root gives it to the user postgres; the path is kept
