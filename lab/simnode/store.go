@@ -1,0 +1,273 @@
+package simnode
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Files of a data directory. Blocks and certificates are appended as JSON
+// lines; a torn last line is cut off at the next start.
+const (
+	fileLock   = "LOCK"
+	fileMeta   = "meta.json"
+	fileBlocks = "blocks.jsonl"
+	fileCerts  = "macroblocks.jsonl"
+	fileMark   = "signed-mark.json"
+	fileClean  = "CLEAN"      // present after a flush, removed by the next start
+	fileTaint  = "CORRUPTION" // two nodes were on this directory
+	fileOOM    = "oom-count"
+	fileDecree = "decree-seq"
+	fileFaults = "lab-faults"
+)
+
+// mark is the anti-double-sign mark: the newest slot this node signed a block
+// for. It only goes down by a boot rollback.
+type mark struct {
+	Height uint64 `json:"h"`
+	Round  uint64 `json:"r"`
+	Window uint64 `json:"w"`
+}
+
+// meta pins what the directory's chain was started with, so that another image
+// with other lab variables continues the same chain.
+type meta struct {
+	Genesis      int64    `json:"genesis"`
+	History      uint64   `json:"history"`
+	GenesisCount int      `json:"genesis_count"`
+	Supers       []string `json:"supers"`
+}
+
+// store is an open data directory; the zero value stores nothing.
+type store struct {
+	dir     string
+	lock    *os.File
+	blocks  *os.File
+	certs   *os.File
+	offsets []int64 // end of each stored block's line
+	ends    []int64 // the same for certificates
+	first   uint64  // blocks up to here are pre-made and not stored
+}
+
+// errInUse: another node holds the data directory.
+var errInUse = errors.New("data directory in use")
+
+// openStore locks a directory. With errInUse the directory is tainted.
+func openStore(dir string) (*store, error) {
+	if dir == "" {
+		return &store{}, nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("opening data directory: %w", err)
+	}
+	lock, err := os.OpenFile(filepath.Join(dir, fileLock), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("opening data directory: %w", err)
+	}
+	if !tryLock(lock) {
+		_ = lock.Close()
+		_ = os.WriteFile(filepath.Join(dir, fileTaint), []byte("two nodes on one data directory\n"), 0o644)
+		return nil, errInUse
+	}
+	_ = os.Remove(filepath.Join(dir, fileClean))
+	return &store{dir: dir, lock: lock}, nil
+}
+
+// wipe deletes everything but the lock and the lab's own files.
+func (st *store) wipe() error {
+	if st.dir == "" {
+		return nil
+	}
+	for _, name := range []string{fileMeta, fileBlocks, fileCerts, fileMark} {
+		if err := os.Remove(filepath.Join(st.dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("cleaning data directory: %w", err)
+		}
+	}
+	return nil
+}
+
+// pin returns the stored meta, or stores the given one in a new directory.
+func (st *store) pin(m meta) (meta, error) {
+	if st.dir == "" {
+		return m, nil
+	}
+	var old meta
+	switch ok, err := st.readJSON(fileMeta, &old); {
+	case err != nil:
+		return m, err
+	case ok:
+		return old, nil
+	}
+	return m, st.writeJSON(fileMeta, m)
+}
+
+// load replays the stored blocks and certificates into c.
+func (st *store) load(c *chain) error {
+	st.first = c.tip()
+	if st.dir == "" {
+		return nil
+	}
+	var err error
+	if st.blocks, st.offsets, err = openLines(filepath.Join(st.dir, fileBlocks), func(line []byte) bool {
+		var b block
+		if json.Unmarshal(line, &b) != nil || c.check(&b) != nil {
+			return false
+		}
+		c.push(b)
+		return true
+	}); err != nil {
+		return err
+	}
+	first := uint64(len(c.certs))
+	st.certs, st.ends, err = openLines(filepath.Join(st.dir, fileCerts), func(line []byte) bool {
+		var ct cert
+		if json.Unmarshal(line, &ct) != nil || ct.Index != uint64(len(c.certs))+1 ||
+			ct.Index*30 > c.tip() || c.checkpoint(ct.Index).Hash() != ct.Hash {
+			return false
+		}
+		c.pushCert(ct)
+		return true
+	})
+	st.ends = append(make([]int64, first), st.ends...)
+	return err
+}
+
+// openLines reads a file line by line, cuts it after the last line that take
+// accepts and leaves it open for appending.
+func openLines(path string, take func([]byte) bool) (*os.File, []int64, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, nil, fmt.Errorf("opening data directory: %w", err)
+	}
+	var ends []int64
+	var end int64
+	r := bufio.NewReader(f)
+	for {
+		line, err := r.ReadBytes('\n')
+		if err != nil || !take(line) {
+			break
+		}
+		end += int64(len(line))
+		ends = append(ends, end)
+	}
+	if err := f.Truncate(end); err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("cutting torn line: %w", err), f.Close())
+	}
+	_, err = f.Seek(end, io.SeekStart)
+	return f, ends, err
+}
+
+func (st *store) addBlock(b *block) error {
+	if st.blocks == nil {
+		return nil
+	}
+	return appendLine(st.blocks, &st.offsets, b)
+}
+
+func (st *store) addCert(ct *cert) error {
+	if st.certs == nil {
+		return nil
+	}
+	return appendLine(st.certs, &st.ends, ct)
+}
+
+func appendLine(f *os.File, ends *[]int64, v any) error {
+	line, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	n, err := f.Write(append(line, '\n'))
+	var last int64
+	if k := len(*ends); k > 0 {
+		last = (*ends)[k-1]
+	}
+	*ends = append(*ends, last+int64(n))
+	return err
+}
+
+// cut keeps the blocks up to height h and the first certs certificates.
+func (st *store) cut(h uint64, certs int) error {
+	if st.blocks == nil {
+		return nil
+	}
+	return errors.Join(cutLines(st.blocks, &st.offsets, int(h)-int(st.first)), cutLines(st.certs, &st.ends, certs))
+}
+
+func cutLines(f *os.File, ends *[]int64, keep int) error {
+	keep = max(keep, 0)
+	if keep >= len(*ends) {
+		return nil
+	}
+	var end int64
+	if keep > 0 {
+		end = (*ends)[keep-1]
+	}
+	*ends = (*ends)[:keep]
+	if err := f.Truncate(end); err != nil {
+		return err
+	}
+	_, err := f.Seek(end, io.SeekStart)
+	return err
+}
+
+func (st *store) readJSON(name string, v any) (bool, error) {
+	if st.dir == "" {
+		return false, nil
+	}
+	raw, err := os.ReadFile(filepath.Join(st.dir, name))
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if err := json.Unmarshal(raw, v); err != nil {
+		return false, fmt.Errorf("reading %s: %w", name, err)
+	}
+	return true, nil
+}
+
+// writeJSON replaces a small file at once.
+func (st *store) writeJSON(name string, v any) error {
+	if st.dir == "" {
+		return nil
+	}
+	raw, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(st.dir, name)
+	if err := os.WriteFile(path+".tmp", raw, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(path+".tmp", path)
+}
+
+func (st *store) faults() string {
+	if st.dir == "" {
+		return ""
+	}
+	raw, _ := os.ReadFile(filepath.Join(st.dir, fileFaults))
+	return strings.TrimPrefix(string(raw), "\ufeff")
+}
+
+// flush marks the directory as cleanly left.
+func (st *store) flush() error {
+	if st.dir == "" {
+		return nil
+	}
+	return os.WriteFile(filepath.Join(st.dir, fileClean), nil, 0o644)
+}
+
+func (st *store) close() {
+	for _, f := range []*os.File{st.blocks, st.certs, st.lock} {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+}

@@ -1,0 +1,152 @@
+package simnode
+
+import (
+	"time"
+
+	"github.com/qnetops/qnetops/node"
+)
+
+// Batches of the sync path. A fork is repaired in one batch: it is never longer
+// than the production horizon.
+const (
+	batchBlocks = 3000
+	batchSlow   = 6
+)
+
+// sync asks for what this node lacks: blocks, then certificates.
+func (p *proc) sync(now time.Time) {
+	best, who := p.best(now)
+	if lag := p.lag(); best > lag {
+		best -= lag
+	} else {
+		best = 0
+	}
+	if best > p.c.tip() {
+		p.behind++
+	} else {
+		p.behind = 0
+	}
+	if p.behind >= 2 || best > p.c.tip()+node.BehindBlocks {
+		p.ask(now, who, p.c.tip()+1)
+	}
+	if p.behind > 0 && p.behind%30 == 0 {
+		p.log.always("[WARN][SYNC] stalled h=%d target=%d", p.c.tip(), best)
+	}
+	p.syncCerts(now)
+}
+
+// syncCerts fetches certificates this node did not form itself.
+func (p *proc) syncCerts(now time.Time) {
+	own := uint64(len(p.c.certs))
+	var who string
+	certs := own
+	for id, pe := range p.peers {
+		if p.alive(pe, now) && pe.certs > certs {
+			who, certs = id, pe.certs
+		}
+	}
+	if certs == own || p.c.tip() < (own+1)*node.CheckpointBlocks {
+		p.certLag = 0
+		return
+	}
+	p.certLag++
+	if p.certLag >= 4 || certs > own+1 {
+		p.send(who, message{T: msgGetQC, Certs: own + 1})
+	}
+}
+
+// ask requests blocks from a height on, one request at a time.
+func (p *proc) ask(now time.Time, who string, from uint64) {
+	if now.Before(p.request.until) || now.Before(p.request.next) || who == "" {
+		return
+	}
+	n := batchBlocks
+	if p.slow() {
+		n = batchSlow
+		p.request.next = now.Add(p.s.scale(1.5))
+	}
+	if lag := p.lag(); lag > 0 {
+		best, _ := p.best(now)
+		if best < lag+from {
+			return
+		}
+		n = min(n, int(best-lag-from)+1)
+	}
+	p.request.peer, p.request.until = who, now.Add(max(p.s.scale(4), 40*time.Millisecond))
+	p.send(who, message{T: msgGet, Height: from, Max: n})
+}
+
+// serve answers a request for blocks.
+func (p *proc) serve(to string, m message) {
+	tip := p.c.tip()
+	if m.Height < 1 || m.Height > tip || m.Max < 1 {
+		return
+	}
+	end := min(m.Height-1+uint64(min(m.Max, batchBlocks)), tip)
+	p.send(to, message{T: msgBlocks, Height: tip, Blocks: p.c.blocks[m.Height-1 : end]})
+}
+
+// onBlocks takes a batch: the continuation of this chain, or another branch
+// that replaces ours above the certified floor if it is longer.
+func (p *proc) onBlocks(now time.Time, from string, list []block) {
+	if from == p.request.peer {
+		p.request.until = time.Time{}
+	}
+	if len(list) == 0 || list[0].H > p.c.tip()+1 || list[0].H == 0 {
+		return
+	}
+	if list[0].Prev != p.c.hashAt(list[0].H-1) {
+		if list[0].H > p.c.floor()+1 {
+			p.ask(now, from, p.c.floor()+1)
+		}
+		return
+	}
+	for len(list) > 0 && list[0].H <= p.c.tip() && list[0].Hash == p.c.hashAt(list[0].H) {
+		list = list[1:]
+	}
+	if len(list) == 0 {
+		return
+	}
+	if fork := list[0].H; fork <= p.c.tip() {
+		last := list[len(list)-1]
+		if fork <= p.c.floor() || last.H < p.c.tip() || (last.H == p.c.tip() && !better(last, p.c.blocks[last.H-1])) {
+			return
+		}
+		p.log.always("[WARN][FORK] branch_replaced fork_h=%d local_h=%d branch_h=%d", fork, p.c.tip(), last.H)
+		p.cut(fork - 1)
+	}
+	for _, b := range list {
+		if b.H == p.c.tip()+1 && !p.take(now, b) {
+			break
+		}
+	}
+	if best, who := p.best(now); best > p.c.tip()+1 {
+		p.ask(now, who, p.c.tip()+1)
+	}
+}
+
+// onCerts adopts certificates of peers. A valid certificate for another
+// checkpoint than ours means that this node is on an abandoned branch.
+func (p *proc) onCerts(now time.Time, from string, list []cert) {
+	adopted := 0
+	for _, ct := range list {
+		if ct.Index != uint64(len(p.c.certs))+1 {
+			continue
+		}
+		if !p.prepare() || !p.c.validCert(ct) {
+			break
+		}
+		if ct.Hash != p.cur.hash {
+			p.log.always("[WARN][FORK] certified_elsewhere round=%d local_h=%d", ct.Index, p.c.tip())
+			p.cut(p.c.floor())
+			p.ask(now, from, p.c.tip()+1)
+			break
+		}
+		p.certified(ct, true)
+		adopted++
+	}
+	if adopted > 0 {
+		p.certLag = 0
+		p.log.always("[INFO][MB] sync_adopt_finality adopted=%d qc_frontier=%d tip_mb=%d content_fr=%d", adopted, p.c.floor(), node.OwnWindow(p.c.tip()), p.c.floor())
+	}
+}
