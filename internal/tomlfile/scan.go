@@ -240,7 +240,7 @@ func (w *walker) openTable(path string, t reflect.Type, offset int) {
 		return
 	}
 	w.seen["["+path] = offset
-	if elem := elemOf(t); elem != nil && isTable(elem) {
+	if elem := elemOf(t); elem != nil && t.Kind() != reflect.Interface {
 		w.badTable = true
 		w.fault(offset, path, "is a list of tables", fmt.Sprintf("write [[%s]]", path))
 	} else if !isTable(t) {

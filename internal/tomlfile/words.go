@@ -62,9 +62,9 @@ func suggest(name string, known map[string]reflect.Type) (best, hint string) {
 		names = append(names, k)
 	}
 	slices.Sort(names)
-	distance := 3 // two slips of the finger; more is another word
+	distance := 3 // two slips of the finger, in a short word one; more is another word
 	for _, k := range names {
-		if d := slips(strings.ToLower(name), strings.ToLower(k)); d < distance && d < len(k) {
+		if d := slips(strings.ToLower(name), strings.ToLower(k)); d < distance && 2*d < len(k) {
 			best, distance = k, d
 		}
 	}
