@@ -14,14 +14,16 @@ import (
 // MaxNodes bounds a lab: hosts sit at .11 and up in a block of 64 addresses.
 const MaxNodes = 50
 
-// GenesisNodes is how many hosts have a genesis identity, by QNET_BOOTSTRAP_ID 001..005 (facts 5.1); the hosts
-// after them are super nodes.
+// GenesisNodes is how many genesis identities there are: QNET_BOOTSTRAP_ID 001..005 (facts 5.1).
 const GenesisNodes = 5
 
 // Config says what Up builds.
 type Config struct {
 	// Nodes is the number of hosts, 1..MaxNodes.
 	Nodes int
+	// SuperFrom is the number of the first host that is a super node; those before it are genesis nodes. Zero, and
+	// anything beyond it, means 6.
+	SuperFrom int
 	// Dir holds everything of the lab. It must be empty, missing, or hold a lab that is down or dead.
 	Dir string
 	// Block is the block time given to every node by the image (QNETOPS_LAB_BLOCK). Zero means one second.
@@ -53,6 +55,9 @@ func (c Config) withDefaults() (Config, error) {
 		return c, err
 	}
 	c.Dir = dir
+	if c.SuperFrom < 1 || c.SuperFrom > GenesisNodes+1 {
+		c.SuperFrom = GenesisNodes + 1
+	}
 	if c.Block == 0 {
 		c.Block = time.Second
 	}
@@ -135,7 +140,7 @@ func newHost(st *State, cfg Config, i int) Host {
 		Container: fmt.Sprintf("qnet-genesis-%03d", i),
 		Veth:      fmt.Sprintf("qv%s%d", st.ID, i),
 	}
-	if i > GenesisNodes {
+	if i >= cfg.SuperFrom {
 		host.Role, host.SSHPort, host.Container = "super", 22, "qnet-super-node"
 	}
 	host.NodeID = simnode.NodeID(identityEnv(cfg, i))

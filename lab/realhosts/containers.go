@@ -24,7 +24,7 @@ const DataDir = "/opt/qnet/data"
 // identityEnv is the environment that decides a node's id, then what the caller adds.
 func identityEnv(cfg Config, i int) []string {
 	var env []string
-	if i <= GenesisNodes {
+	if i < cfg.SuperFrom {
 		env = append(env, "QNET_BOOTSTRAP_ID="+HostID(i))
 	}
 	return append(env, cfg.NodeEnv(i)...)
@@ -41,9 +41,11 @@ func (c *Cluster) containerEnv(cfg Config, host Host) []string {
 	}
 	env := []string{
 		simnode.EnvPeers + "=" + strings.Join(peers, ","),
-		simnode.EnvSupers + "=" + strings.Join(supers, ","),
-		fmt.Sprintf("%s=%d", simnode.EnvGenesisCount, min(len(c.state.Hosts), GenesisNodes)),
+		fmt.Sprintf("%s=%d", simnode.EnvGenesisCount, len(peers)-len(supers)),
 		fmt.Sprintf("%s=%d", simnode.EnvGenesis, c.state.CreatedAt.UnixNano()),
+	}
+	if len(supers) > 0 {
+		env = append(env, simnode.EnvSupers+"="+strings.Join(supers, ","))
 	}
 	return lastOfEach(append(env, identityEnv(cfg, host.Index)...))
 }

@@ -19,9 +19,9 @@ import (
 //go:embed boot.sh
 var bootScript string
 
-// machineFiles are copied into a host's /etc: what the dynamic linker, iptables' alternatives and name look-ups
+// machineFiles are copied into a host's /etc: what the dynamic linker, iptables' alternatives and names of ports
 // need. Nothing of the machine's users, keys or settings goes in.
-var machineFiles = []string{"alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "nsswitch.conf", "protocols", "services", "localtime"}
+var machineFiles = []string{"alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "protocols", "services", "localtime"}
 
 // prepareHost makes the folder that becomes the host's root, once in the life of a lab.
 func (c *Cluster) prepareHost(ctx context.Context, host Host) error {
@@ -47,12 +47,15 @@ func (c *Cluster) prepareHost(ctx context.Context, host Host) error {
 		return fmt.Errorf("making host %s: %w", host.ID, err)
 	}
 	for name, text := range map[string]string{
-		"etc/hostname":               hostname(c.state, host) + "\n",
-		"etc/hosts":                  "127.0.0.1 localhost\n" + host.Address + " " + hostname(c.state, host) + "\n",
-		"etc/resolv.conf":            "",
-		"etc/os-release":             "NAME=\"qnetops lab\"\nID=qnetops-lab\n",
-		"etc/passwd":                 "root:*:0:0:root:/root:/bin/sh\nsshd:*:100:65534::/run/sshd:/usr/sbin/nologin\nops:*:1000:1000::/home/ops:/bin/sh\nnobody:*:65534:65534::/:/usr/sbin/nologin\n",
-		"etc/group":                  "root:x:0:\ndocker:x:999:\nops:x:1000:\nnogroup:x:65534:\n",
+		"etc/hostname":    hostname(c.state, host) + "\n",
+		"etc/hosts":       "127.0.0.1 localhost\n" + host.Address + " " + hostname(c.state, host) + "\n",
+		"etc/resolv.conf": "",
+		"etc/os-release":  "NAME=\"qnetops lab\"\nID=qnetops-lab\n",
+		// Files alone: the machine's own sources may know root as locked, and sshd believes them.
+		"etc/nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nservices: files\nprotocols: files\n",
+		"etc/passwd": "root:*:0:0:root:/root:/bin/sh\nsshd:*:100:65534::/run/sshd:/usr/sbin/nologin\n" +
+			"ops:*:1000:1000::/home/ops:/bin/sh\nnobody:*:65534:65534::/:/usr/sbin/nologin\n",
+		"etc/group":                  "root:*:0:\ndocker:*:999:\nops:*:1000:\nnogroup:*:65534:\n",
 		"etc/containerd/config.toml": "disabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n",
 	} {
 		if err := os.WriteFile(c.paths.in(host.ID, name), []byte(text), 0o644); err != nil {

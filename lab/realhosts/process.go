@@ -35,10 +35,17 @@ func identify(pid int) (Process, error) {
 	if err != nil {
 		return Process{}, err
 	}
-	if state == 'Z' || state == 'X' {
+	if state == 'X' || state == 'Z' && !hasThreads(pid) {
 		return Process{}, fmt.Errorf("process %d is dead", pid)
 	}
 	return Process{PID: pid, Start: start, Boot: bootID()}, nil
+}
+
+// hasThreads says whether a process whose first thread is a zombie still has others: until they are gone too it
+// holds its files, sockets and locks.
+func hasThreads(pid int) bool {
+	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	return err == nil && len(threads) > 1
 }
 
 // startTime reads the start time and the state letter of a process. The command name in the middle may hold any
@@ -76,6 +83,9 @@ func (p Process) kill(ctx context.Context) error {
 
 // signal goes through a pidfd: between the look at the start time and the signal the pid cannot change hands.
 func (p Process) signal(sig unix.Signal) error {
+	if p.PID <= 0 {
+		return nil
+	}
 	fd, err := unix.PidfdOpen(p.PID, 0)
 	if errors.Is(err, unix.ESRCH) {
 		return nil
