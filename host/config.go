@@ -61,3 +61,10 @@ func (c Config) path(elem ...string) string {
 func (c Config) state(elem ...string) string {
 	return c.path(append([]string{c.StateDir}, elem...)...)
 }
+
+func (c Config) now() time.Time {
+	if c.Facts != nil {
+		return c.Facts.Now()
+	}
+	return time.Now()
+}

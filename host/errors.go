@@ -80,7 +80,10 @@ func (e *FencedError) Error() string {
 
 // Hint says who to talk to.
 func (e *FencedError) Hint() string {
-	if e.Record.Store != e.Claim.Store {
+	if e.Record.Epoch == 0 {
+		return "take the fence of this host first"
+	}
+	if e.Record.Store != e.Claim.Store || e.Record.Fleet != e.Claim.Fleet {
 		return fmt.Sprintf("another store (fleet %s, owner %s) holds this host; end its operation, or take it over with `qnetops lease break`",
 			e.Record.Fleet, e.Record.Owner)
 	}

@@ -271,17 +271,18 @@ type TxEvent struct {
 
 // TxEntry is one line of the log a transaction keeps on the host.
 type TxEntry struct {
-	At        time.Time `json:"at"`
-	Operation string    `json:"operation"`
-	Container string    `json:"container"`
-	Tx        string    `json:"tx"` // stage, replace, put_back, finish, discard
-	By        string    `json:"by"` // agent, guardian
-	Step      string    `json:"step"`
-	State     string    `json:"state"`
-	Text      string    `json:"text,omitempty"`
-	Spec      *TxSpec   `json:"spec,omitempty"`    // on the first entry of a transaction
-	Outcome   Outcome   `json:"outcome,omitempty"` // on the last
-	Stage     *TxStage  `json:"stage,omitempty"`   // on the entry of a finished stage
+	At        time.Time      `json:"at"`
+	Operation string         `json:"operation"`
+	Container string         `json:"container"`
+	Tx        string         `json:"tx"` // stage, replace, put_back, finish, discard
+	By        string         `json:"by"` // agent, guardian
+	Step      string         `json:"step"`
+	State     string         `json:"state"`
+	Text      string         `json:"text,omitempty"`
+	Spec      *TxSpec        `json:"spec,omitempty"`    // on the first entry of a transaction
+	Outcome   Outcome        `json:"outcome,omitempty"` // on the last
+	Result    *ReplaceResult `json:"result,omitempty"`  // on the last, without log lines
+	Stage     *TxStage       `json:"stage,omitempty"`   // on the entry of a finished stage
 }
 
 // TxSpec is what a replace or a put-back is about: enough for anyone who finds the log to settle it.

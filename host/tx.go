@@ -1,0 +1,450 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	// MinStopTimeout is the least time a node gets to flush its database, in
+	// seconds, whatever the container's own timeout says (facts 5.1: Signals).
+	MinStopTimeout = 60
+
+	settleWatch = 30 * time.Second // how long a stop that was refused may still take effect
+	settlePoll  = 2 * time.Second
+	enginePoll  = 500 * time.Millisecond
+	// takeoverGrace lets a call that a dead process had sent reach its effect
+	// before anyone looks.
+	takeoverGrace = 2 * time.Second
+	failLines     = 30
+)
+
+// errUnsettled says that a transaction could not be brought to its end now; its
+// log stays open and the next writer settles it.
+var errUnsettled = errors.New("local transaction not settled")
+
+// driver brings one replace or put-back to its end, from wherever it stands.
+type driver struct {
+	cfg   Config
+	eng   *engine
+	log   *txLog
+	fence func() error // asked before each step
+	wait  time.Duration
+}
+
+// run observes, decides and acts until the end. It stops without a word when
+// ctx dies, as the process does that it stands for; whoever comes next goes on.
+func (d *driver) run(ctx context.Context) (ReplaceResult, error) {
+	for {
+		if err := d.fence(); err != nil {
+			return ReplaceResult{Outcome: InDoubt, Reason: err.Error()}, errors.Join(errUnsettled, err)
+		}
+		p := replay(d.log.entries)
+		o, err := d.observeUntil(ctx, *p.spec)
+		if err != nil {
+			return ReplaceResult{Outcome: InDoubt, OldID: p.spec.OldID, NewID: p.spec.NextID, Reason: err.Error()}, err
+		}
+		a := decide(o, p)
+		switch a.Step {
+		case stepEnd:
+			return d.end(ctx, p, a)
+		case stepTurn:
+			err = d.log.add(TxEntry{Step: stepTurn, State: TxDone, Text: a.Why})
+		default:
+			err = d.step(ctx, *p.spec, a.Step, p.fails[a.Step])
+		}
+		if err != nil {
+			return ReplaceResult{Outcome: InDoubt, OldID: p.spec.OldID, NewID: p.spec.NextID, Reason: err.Error()}, err
+		}
+	}
+}
+
+// step logs the intent, acts and logs the outcome. A refusal is an outcome; a
+// call without an answer is none: the next observation tells.
+func (d *driver) step(ctx context.Context, s TxSpec, step string, fails int) error {
+	if fails > 0 {
+		if err := pause(ctx, min(time.Second<<(fails-1), 5*time.Second)); err != nil {
+			return err
+		}
+	}
+	if err := d.log.add(TxEntry{Step: step, State: TxIntent}); err != nil {
+		return errors.Join(errUnsettled, err)
+	}
+	text, err := d.perform(ctx, s, step)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	switch {
+	case err == nil:
+		err = d.log.add(TxEntry{Step: step, State: TxDone, Text: text})
+	case isCode(err, CodeEngineAway):
+		return nil // observeUntil waits for the engine
+	default:
+		err = d.log.add(TxEntry{Step: step, State: TxFailed, Text: err.Error()})
+	}
+	if err != nil {
+		return errors.Join(errUnsettled, err)
+	}
+	return nil
+}
+
+func (d *driver) perform(ctx context.Context, s TxSpec, step string) (string, error) {
+	no := Policy{Name: "no"}
+	switch step {
+	case stepStopOld:
+		return d.stop(ctx, s.OldID, s.Timeout)
+	case stepStopNext:
+		return d.stop(ctx, s.NextID, s.Timeout)
+	case stepOldNo:
+		return "", d.eng.setPolicy(ctx, s.OldID, no)
+	case stepNextNo:
+		return "", d.eng.setPolicy(ctx, s.NextID, no)
+	case stepNextPolicy:
+		return "", d.eng.setPolicy(ctx, s.NextID, s.Policy)
+	case stepOldPolicy:
+		return "", d.eng.setPolicy(ctx, s.OldID, s.Policy)
+	case stepStartNext:
+		return "", d.eng.start(ctx, s.NextID)
+	case stepStartOld:
+		return "", d.eng.start(ctx, s.OldID)
+	case stepOldAside:
+		return "", d.eng.rename(ctx, s.OldID, s.AsideName)
+	case stepNextName:
+		return "", d.eng.rename(ctx, s.NextID, s.Name)
+	case stepNextFailed:
+		return "", d.eng.rename(ctx, s.NextID, s.FailedName)
+	case stepOldName:
+		return "", d.eng.rename(ctx, s.OldID, s.Name)
+	case stepSettleOld:
+		return d.settleOld(ctx, s)
+	}
+	return "", fmt.Errorf("unknown step %s", step)
+}
+
+// killedMark begins the text of a stop that ended in SIGKILL.
+const killedMark = "killed: "
+
+// stop stops a container and reads how it ended. Exit 137 without the kernel's
+// OOM killer means the engine had to kill it after the timeout.
+func (d *driver) stop(ctx context.Context, id string, timeout int) (string, error) {
+	if err := d.eng.stop(ctx, id, timeout); err != nil {
+		return "", err
+	}
+	_, o, err := d.eng.inspect(ctx, id)
+	if err != nil {
+		return "", err
+	}
+	st := sub(o, "State")
+	text := "exit code " + strconv.Itoa(number(st, "ExitCode"))
+	if number(st, "ExitCode") == 137 && st["OOMKilled"] != true {
+		text = killedMark + text + " after " + strconv.Itoa(timeout) + " s"
+	}
+	return text, nil
+}
+
+// settleOld watches an old container whose stop was refused: the signal may have
+// reached it, and it may still end.
+func (d *driver) settleOld(ctx context.Context, s TxSpec) (string, error) {
+	deadline := time.Now().Add(settleWatch)
+	for time.Now().Before(deadline) {
+		o, err := d.observe(ctx, s)
+		if err != nil {
+			return "", err
+		}
+		if !o.Old.runs() {
+			return "the old container ended after all", nil
+		}
+		if err := pause(ctx, settlePoll); err != nil {
+			return "", err
+		}
+	}
+	return "the old container runs on", nil
+}
+
+// observe looks at both containers by id, so that no rename can mislead it.
+func (d *driver) observe(ctx context.Context, s TxSpec) (observation, error) {
+	old, err := d.look(ctx, s.OldID)
+	if err != nil {
+		return observation{}, err
+	}
+	next, err := d.look(ctx, s.NextID)
+	return observation{Old: old, Next: next}, err
+}
+
+func (d *driver) look(ctx context.Context, id string) (seen, error) {
+	if id == "" {
+		return seen{}, nil
+	}
+	_, o, err := d.eng.inspect(ctx, id)
+	if isCode(err, CodeNotFound) {
+		return seen{}, nil
+	}
+	if err != nil {
+		return seen{}, err
+	}
+	return seenOf(o), nil
+}
+
+func seenOf(o object) seen {
+	st := sub(o, "State")
+	return seen{Exists: true, ID: str(o, "Id"), Name: strings.TrimPrefix(str(o, "Name"), "/"), State: str(st, "Status"),
+		Policy: policyFrom(o), StartedAt: str(st, "StartedAt"), ExitCode: number(st, "ExitCode")}
+}
+
+func policyFrom(o object) Policy {
+	p := sub(o, "HostConfig", "RestartPolicy")
+	return Policy{Name: policyName(str(p, "Name")), MaximumRetryCount: number(p, "MaximumRetryCount")}
+}
+
+// observeUntil observes, waiting for an engine that is away.
+func (d *driver) observeUntil(ctx context.Context, s TxSpec) (observation, error) {
+	deadline := time.Now().Add(d.wait)
+	for {
+		o, err := d.observe(ctx, s)
+		if err == nil {
+			return o, nil
+		}
+		if ctx.Err() != nil {
+			return o, ctx.Err()
+		}
+		if !time.Now().Before(deadline) {
+			return o, errors.Join(errUnsettled, err)
+		}
+		if err := pause(ctx, enginePoll); err != nil {
+			return o, err
+		}
+	}
+}
+
+// end writes the last entry and makes the result from what is seen.
+func (d *driver) end(ctx context.Context, p progress, a action) (ReplaceResult, error) {
+	r := ReplaceResult{Outcome: a.Outcome, Reason: a.Why, OldID: p.spec.OldID, NewID: p.spec.NextID}
+	stopped, started := p.spec.OldID, p.spec.NextID
+	first := stepStopOld
+	if a.Outcome == PutBack {
+		stopped, started = started, stopped
+	}
+	if p.tx == txPutBack {
+		first = stepStopNext
+	}
+	for _, e := range d.log.entries[lastBegin(d.log.entries):] {
+		if e.Step == first && e.State == TxDone && strings.HasPrefix(e.Text, killedMark) {
+			r.Killed = true
+		}
+	}
+	if _, o, err := d.eng.inspect(ctx, stopped); err == nil {
+		r.StoppedAt = timeOf(sub(o, "State"), "FinishedAt")
+	}
+	if _, o, err := d.eng.inspect(ctx, started); err == nil {
+		r.StartedAt = timeOf(sub(o, "State"), "StartedAt")
+	}
+	if ctx.Err() != nil {
+		return r, ctx.Err()
+	}
+	logged := r
+	if err := d.log.add(TxEntry{Step: stepEnd, State: TxDone, Text: a.Why, Outcome: a.Outcome, Result: &logged}); err != nil {
+		return r, errors.Join(errUnsettled, err)
+	}
+	if a.Outcome != Replaced && p.spec.NextID != "" {
+		r.LastLines = lastLines(ctx, d.eng, p.spec.NextID, failLines)
+	}
+	return r, nil
+}
+
+func lastBegin(entries []TxEntry) int {
+	for i := len(entries) - 1; i >= 0; i-- {
+		if entries[i].Step == stepBegin {
+			return i
+		}
+	}
+	return 0
+}
+
+func timeOf(o object, key string) time.Time {
+	t, err := time.Parse(time.RFC3339Nano, str(o, key))
+	if err != nil {
+		return time.Time{}
+	}
+	return realTime(t)
+}
+
+// pause waits on a timer or the end of ctx.
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// beginReplace checks everything a replace rests on and changes nothing.
+func (h *hostOps) beginReplace(ctx context.Context, req ReplaceRequest, log *txLog, epoch uint64) (*TxSpec, error) {
+	if err := validNames(req.Container, req.NextName, req.AsideName, req.FailedName); err != nil {
+		return nil, err
+	}
+	_, old, err := h.eng.inspect(ctx, req.Container)
+	if err != nil {
+		return nil, fmt.Errorf("reading the running container: %w", err)
+	}
+	_, next, err := h.eng.inspect(ctx, req.NextName)
+	if err != nil {
+		return nil, fmt.Errorf("reading the staged successor: %w", err)
+	}
+	if str(old, "Id") != req.ExpectOldID || str(next, "Id") != req.ExpectNextID || str(old, "Id") == str(next, "Id") {
+		return nil, errorf(CodeChanged, "look again and plan anew", "the containers on this host are not those of the plan")
+	}
+	stage := lastStage(log.entries, req.ExpectNextID)
+	if err := checkStage(stage, old, next); err != nil {
+		return nil, err
+	}
+	if err := h.namesFree(ctx, req.AsideName, req.FailedName); err != nil {
+		return nil, err
+	}
+	if err := h.nobodyElse(ctx, stage.DataPath, req.ExpectOldID, req.ExpectNextID); err != nil {
+		return nil, err
+	}
+	return &TxSpec{OldID: req.ExpectOldID, NextID: req.ExpectNextID, Name: req.Container, NextName: req.NextName,
+		AsideName: req.AsideName, FailedName: req.FailedName, Policy: policyFrom(old), Timeout: stopTimeout(old, req.StopTimeoutSeconds),
+		DataPath: stage.DataPath, OldStarted: str(sub(old, "State"), "StartedAt"), Epoch: epoch}, nil
+}
+
+// checkStage holds the present state of both containers against what the stage proved.
+func checkStage(s *TxStage, old, next object) error {
+	again := "stage the successor again and look at the differences"
+	switch {
+	case s == nil:
+		return errorf(CodeChanged, again, "this host has no record of staging the successor in this operation")
+	case s.Unexplained > 0:
+		return errorf(CodeUnexplained, again, "the successor differs in %d ways nobody asked for", s.Unexplained)
+	case !s.DataOK:
+		return errorf(CodeDataDir, "", "the successor would not find the node's data directory")
+	case s.OldID != str(old, "Id") || s.OldPrint != fingerprint(old):
+		return errorf(CodeChanged, again, "the running container was changed since its successor was staged")
+	case s.NextPrint != fingerprint(next):
+		return errorf(CodeChanged, again, "the successor was changed since it was staged")
+	case str(sub(next, "State"), "Status") != "created":
+		return errorf(CodeChanged, again, "the successor was started already")
+	}
+	return nil
+}
+
+// beginPutBack finds what a put-back rests on and changes nothing.
+func (h *hostOps) beginPutBack(ctx context.Context, req PutBackRequest, logs [][]TxEntry, epoch uint64) (*TxSpec, error) {
+	if err := validNames(req.Container, req.AsideName, req.FailedName); err != nil {
+		return nil, err
+	}
+	_, aside, err := h.eng.inspect(ctx, req.AsideName)
+	if err != nil {
+		return nil, fmt.Errorf("reading the container that was set aside: %w", err)
+	}
+	_, cur, err := h.eng.inspect(ctx, req.Container)
+	if err != nil && !isCode(err, CodeNotFound) {
+		return nil, fmt.Errorf("reading the running container: %w", err)
+	}
+	asideID, curID := str(aside, "Id"), str(cur, "Id")
+	if req.ExpectAsideID != "" && req.ExpectAsideID != asideID || req.ExpectCurrentID != "" && req.ExpectCurrentID != curID || asideID == curID {
+		return nil, errorf(CodeChanged, "look again and plan anew", "the containers on this host are not those of the plan")
+	}
+	if err := h.namesFree(ctx, req.FailedName); err != nil {
+		return nil, err
+	}
+	data := dataDirOf(aside)
+	if err := h.nobodyElse(ctx, data.HostPath, asideID, curID); err != nil {
+		return nil, err
+	}
+	policy, known := policyOf(logs, asideID)
+	if !known {
+		policy = policyFrom(cur)
+	}
+	timeout := stopTimeout(cur, req.StopTimeoutSeconds)
+	return &TxSpec{OldID: asideID, NextID: curID, Name: req.Container, AsideName: req.AsideName, FailedName: req.FailedName,
+		Policy: policy, Timeout: timeout, DataPath: data.HostPath, Back: true, Epoch: epoch}, nil
+}
+
+// stopTimeout is the longest of what was asked, the container's own and the floor.
+func stopTimeout(inspect object, asked int) int {
+	return max(asked, number(sub(inspect, "Config"), "StopTimeout"), MinStopTimeout)
+}
+
+func validNames(names ...string) error {
+	seen := map[string]bool{}
+	for _, n := range names {
+		if !ValidContainerName(n) {
+			return errorf(CodeBadRequest, "", "container name %q is not one Docker takes", n)
+		}
+		if seen[n] {
+			return errorf(CodeBadRequest, "", "container name %q is used twice in one request", n)
+		}
+		seen[n] = true
+	}
+	return nil
+}
+
+func (h *hostOps) namesFree(ctx context.Context, names ...string) error {
+	for _, n := range names {
+		_, _, err := h.eng.inspect(ctx, n)
+		if err == nil {
+			return errorf(CodeConflict, "", "a container named %s exists already", n)
+		}
+		if !isCode(err, CodeNotFound) {
+			return err
+		}
+	}
+	return nil
+}
+
+// nobodyElse refuses while a third container runs that may write to the data directory.
+func (h *hostOps) nobodyElse(ctx context.Context, dataPath string, ours ...string) error {
+	others, err := h.sharers(ctx, dataPath)
+	if err != nil {
+		return err
+	}
+	for _, o := range others {
+		mine := false
+		for _, id := range ours {
+			mine = mine || o.ID == id
+		}
+		if !mine && o.Writable && stateRuns(o.State) {
+			return errorf(CodeConflict, "stop it first", "container %s runs on the same data directory %s", o.Name, dataPath)
+		}
+	}
+	return nil
+}
+
+// under says whether p is dir or below it.
+func under(p, dir string) bool {
+	return p != "" && dir != "" && (p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/"))
+}
+
+// sharers lists the containers with a mount that overlaps the data directory.
+func (h *hostOps) sharers(ctx context.Context, dataPath string) ([]Sibling, error) {
+	rows, err := h.eng.list(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("listing containers: %w", err)
+	}
+	var out []Sibling
+	for _, r := range rows {
+		s := Sibling{Name: r.name(), ID: r.ID, Image: r.Image, State: r.State}
+		for _, m := range r.Mounts {
+			src := m.Source
+			if src == "" && m.Name != "" {
+				src = "volume:" + m.Name
+			}
+			if under(dataPath, src) || under(src, dataPath) {
+				s.SharesData = true
+				s.Writable = s.Writable || m.RW
+			}
+		}
+		if s.SharesData {
+			out = append(out, s)
+		}
+	}
+	return out, nil
+}
