@@ -125,8 +125,8 @@ func (a *agent) loop(requests <-chan request, readErr <-chan error, in io.Reader
 	}
 }
 
-// accept starts a request. Transactions live on the process, all else on the
-// connection and on the caller's patience.
+// accept starts a request. It lives on the connection and on the caller's
+// patience, but for a transaction that has begun: that lives on the process.
 func (a *agent) accept(req request) {
 	if req.Method == methodCancel {
 		var p cancelParams
@@ -140,14 +140,9 @@ func (a *agent) accept(req request) {
 		return
 	}
 	ctx, cancel := context.WithCancel(a.conn)
-	if req.Method == methodReplace || req.Method == methodPutBack {
-		cancel()
-		ctx, cancel = context.WithCancel(a.life)
-	} else {
-		a.mu.Lock()
-		a.cancels[req.ID] = cancel
-		a.mu.Unlock()
-	}
+	a.mu.Lock()
+	a.cancels[req.ID] = cancel
+	a.mu.Unlock()
 	a.wg.Add(1)
 	go func() {
 		defer a.wg.Done()
@@ -305,7 +300,7 @@ func (a *agent) replace(ctx context.Context, claim Claim, req ReplaceRequest, l 
 	if err != nil {
 		return ReplaceResult{}, err
 	}
-	return a.drive(ctx, claim, *spec, l)
+	return a.drive(claim, *spec, l)
 }
 
 func (a *agent) putBack(ctx context.Context, claim Claim, req PutBackRequest, l *txLog) (ReplaceResult, error) {
@@ -317,18 +312,18 @@ func (a *agent) putBack(ctx context.Context, claim Claim, req PutBackRequest, l 
 	if err != nil {
 		return ReplaceResult{}, err
 	}
-	return a.drive(ctx, claim, *spec, l)
+	return a.drive(claim, *spec, l)
 }
 
 // drive logs the beginning; from there on the transaction is settled by someone,
 // whatever becomes of this process.
-func (a *agent) drive(ctx context.Context, claim Claim, spec TxSpec, l *txLog) (ReplaceResult, error) {
+func (a *agent) drive(claim Claim, spec TxSpec, l *txLog) (ReplaceResult, error) {
 	if err := l.add(TxEntry{Step: stepBegin, State: TxDone, Spec: &spec}); err != nil {
 		return ReplaceResult{}, err
 	}
 	d := &driver{cfg: a.cfg, eng: a.ops.eng, log: l, fence: func() error { return a.cfg.mayWrite(claim) }, wait: a.cfg.engineWait()}
-	r, err := d.run(ctx)
-	if err != nil && ctx.Err() == nil {
+	r, err := d.run(a.life)
+	if err != nil && a.life.Err() == nil {
 		return r, nil // in doubt, with the reason in it: the log stays open for the next writer
 	}
 	return r, err

@@ -33,6 +33,11 @@ func (h *hostOps) finishTx(ctx context.Context, req FinishRequest, log *txLog) (
 	}
 	dir := h.cfg.path(req.LogDir)
 	aside, err := h.removable(ctx, req)
+	if done := filepath.Join(dir, req.AsideName+archiveSuffix); isCode(err, CodeNotFound) && removedBefore(log.entries, req.AsideName) {
+		if st, serr := os.Stat(done); serr == nil { // asked again for what is done
+			return FinishResult{Archive: filepath.Join(req.LogDir, req.AsideName+archiveSuffix), Bytes: st.Size()}, nil
+		}
+	}
 	if err != nil {
 		return res, err
 	}
@@ -66,6 +71,18 @@ func (h *hostOps) finishTx(ctx context.Context, req FinishRequest, log *txLog) (
 		return res, errors.Join(err, log.add(TxEntry{Step: stepRemoveAside, State: TxFailed, Text: err.Error()}))
 	}
 	return res, log.add(TxEntry{Step: stepRemoveAside, State: TxDone})
+}
+
+// removedBefore says whether an earlier finish got as far as removing that container.
+func removedBefore(entries []TxEntry, aside string) bool {
+	archived := false
+	for _, e := range entries {
+		archived = archived || e.Step == stepArchive && e.Text == aside+archiveSuffix
+		if archived && e.Step == stepRemoveAside {
+			return true
+		}
+	}
+	return false
 }
 
 // removable reads the container set aside and refuses while it could be needed:

@@ -70,27 +70,35 @@ func minor(v string) int {
 	return n
 }
 
-// negotiate asks the engine once which API versions it has.
-func (e *engine) negotiate(ctx context.Context) error {
+// negotiate asks the engine once which API versions it has, and gives the path
+// prefix of the one to use.
+func (e *engine) negotiate(ctx context.Context) (string, error) {
 	e.mu.Lock()
-	known := e.prefix != ""
+	prefix := e.prefix
 	e.mu.Unlock()
-	if known {
-		return nil
+	if prefix != "" {
+		return prefix, nil
 	}
 	var v engineVersion
 	if err := e.call(ctx, http.MethodGet, "/version", nil, nil, nil, &v); err != nil {
-		return err
+		return "", err
 	}
 	api := minor(v.APIVersion)
 	if api < minAPI {
-		return errorf(CodeEngineTooOld, "update the engine to 20.10 or newer", "engine %s speaks API %s; 1.%d is the oldest this program knows", v.Version, v.APIVersion, minAPI)
+		return "", errorf(CodeEngineTooOld, "update the engine to 20.10 or newer", "engine %s speaks API %s; 1.%d is the oldest this program knows", v.Version, v.APIVersion, minAPI)
 	}
 	api = max(min(api, maxAPI), minor(v.MinAPIVersion))
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.prefix, e.api, e.version = fmt.Sprintf("/v1.%d", api), api, v
-	return nil
+	return e.prefix, nil
+}
+
+// facts is what negotiate found last.
+func (e *engine) facts() (api int, v engineVersion) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.api, e.version
 }
 
 // forget drops what is known of an engine that went away: it may come back newer.
@@ -108,12 +116,10 @@ func (e *engine) do(ctx context.Context, method, path string, q url.Values, body
 func (e *engine) bounded(ctx context.Context, bound time.Duration, method, path string, q url.Values, body, out any) error {
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
-	if err := e.negotiate(ctx); err != nil {
+	prefix, err := e.negotiate(ctx)
+	if err != nil {
 		return err
 	}
-	e.mu.Lock()
-	prefix := e.prefix
-	e.mu.Unlock()
 	return e.call(ctx, method, prefix+path, q, nil, body, out)
 }
 
@@ -359,12 +365,10 @@ func (e *engine) info(ctx context.Context) (engineInfo, error) {
 
 // logs opens a container's log, both streams in one, with the engine's timestamps.
 func (e *engine) logs(ctx context.Context, id string, tty bool, tail string) (io.ReadCloser, error) {
-	if err := e.negotiate(ctx); err != nil {
+	prefix, err := e.negotiate(ctx)
+	if err != nil {
 		return nil, err
 	}
-	e.mu.Lock()
-	prefix := e.prefix
-	e.mu.Unlock()
 	q := url.Values{"stdout": {"1"}, "stderr": {"1"}, "timestamps": {"1"}}
 	if tail != "" {
 		q.Set("tail", tail)

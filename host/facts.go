@@ -30,9 +30,8 @@ func (h *hostOps) facts(ctx context.Context, req FactsRequest) (Facts, error) {
 	if err != nil {
 		return f, err
 	}
-	h.eng.mu.Lock()
-	f.Engine = EngineFacts{Version: h.eng.version.Version, APIVersion: "1." + strconv.Itoa(h.eng.api), Root: info.DockerRootDir}
-	h.eng.mu.Unlock()
+	api, v := h.eng.facts()
+	f.Engine = EngineFacts{Version: v.Version, APIVersion: "1." + strconv.Itoa(api), Root: info.DockerRootDir}
 	rows, err := h.eng.list(ctx)
 	if err != nil {
 		return f, err

@@ -159,7 +159,8 @@ func (h *hostOps) distribution(ctx context.Context, ref string, r reference) (Im
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	if err := h.eng.negotiate(ctx); err != nil {
+	prefix, err := h.eng.negotiate(ctx)
+	if err != nil {
 		return Image{}, err
 	}
 	var d struct {
@@ -171,9 +172,7 @@ func (h *hostOps) distribution(ctx context.Context, ref string, r reference) (Im
 			Architecture string `json:"architecture"`
 		}
 	}
-	h.eng.mu.Lock()
-	prefix, v := h.eng.prefix, h.eng.version
-	h.eng.mu.Unlock()
+	_, v := h.eng.facts()
 	if err := h.eng.call(ctx, http.MethodGet, prefix+"/distribution/"+ref+"/json", nil, head, nil, &d); err != nil {
 		return Image{}, fmt.Errorf("resolving %s: %w", ref, err)
 	}
@@ -227,12 +226,10 @@ func (h *hostOps) pull(ctx context.Context, ref string, progress func(PullProgre
 	if err != nil {
 		return Image{}, err
 	}
-	if err := h.eng.negotiate(ctx); err != nil {
+	prefix, err := h.eng.negotiate(ctx)
+	if err != nil {
 		return Image{}, err
 	}
-	h.eng.mu.Lock()
-	prefix := h.eng.prefix
-	h.eng.mu.Unlock()
 	q := url.Values{"fromImage": {r.repo}, "tag": {r.digest}}
 	resp, err := h.eng.open(ctx, http.MethodPost, prefix+"/images/create", q, head, nil)
 	if err != nil {

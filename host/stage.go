@@ -39,7 +39,8 @@ func (h *hostOps) plan(ctx context.Context, container, image string, set []EnvVa
 	if err != nil {
 		return p, err
 	}
-	opts := CarryOptions{Image: image, SetEnv: set, HostName: info.Name, MACInEndpoint: h.eng.api > maxAPI}
+	api, _ := h.eng.facts()
+	opts := CarryOptions{Image: image, SetEnv: set, HostName: info.Name, MACInEndpoint: api > maxAPI}
 	p.creation, err = BuildCreate(p.oldRaw, oldImage, newRaw, opts)
 	return p, err
 }
