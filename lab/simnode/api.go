@@ -185,8 +185,8 @@ func (l *limiter) allow(name, ip string) (retry int, ok bool) {
 	if now.Before(b.blocked) {
 		return l.seconds(b.blocked.Sub(now)), false
 	}
-	if now.Sub(b.start) >= l.s.scale(secWindow) {
-		b.start, b.count = now, 0
+	if now.Sub(b.start) >= l.s.scale(secWindow) || !b.blocked.IsZero() {
+		*b = bucket{start: now}
 	}
 	if b.count++; b.count > limit {
 		b.blocked = now.Add(l.s.scale(block))
