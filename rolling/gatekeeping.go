@@ -1,0 +1,172 @@
+package rolling
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/qnetops/qnetops/observe"
+)
+
+// quorumWait bounds how long a node waits for the others to vote again: a
+// node that has just rejoined counts only from the next window on.
+const quorumWait = deadlineLater
+
+// turnWait bounds how long a node's production turn may last: 30 blocks a
+// turn, with room for failovers.
+const turnWait = 180
+
+// haltedQuiet is how long nothing may have moved for --recovery-halted.
+const haltedQuiet = 60
+
+// until asks a question again once a block time until it is answered with yes,
+// the wait (in real time, at least leastDeadline) is over, or ctx ends.
+func (r *Runner) until(ctx context.Context, p NodePlan, what string, limit time.Duration, ask func(context.Context) (bool, string, error)) error {
+	deadline := time.Now().Add(max(limit, leastDeadline))
+	said := ""
+	for {
+		ok, why, err := ask(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if ok {
+			return nil
+		}
+		if err != nil {
+			why = err.Error()
+		}
+		if why != said {
+			said = why
+			r.emit(Event{Node: p.ID, Kind: KindWait, Name: what, State: string(observe.Unknown), Text: why})
+		}
+		if time.Now().After(deadline) {
+			return &StoppedError{Operation: r.Op.ID(), Node: p.ID, Reason: fmt.Sprintf("check %s did not pass in %s: %s", what, max(limit, leastDeadline), why), Err: err}
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(max(r.Fleet.Inventory().Block, leastPoll)):
+		}
+	}
+}
+
+// quorum is invariant 2: before a node is stopped, the members that vote
+// without it are at least quorum_size of the committee, from live readings.
+func (r *Runner) quorum(ctx context.Context, p NodePlan) error {
+	if r.Plan.RecoveryHalted {
+		return r.othersReachable(ctx, p)
+	}
+	block := r.Fleet.Inventory().Block
+	if r.electorate == nil {
+		r.electorate = observe.NewElectorate(r.Fleet)
+	}
+	return r.until(ctx, p, "quorum", quorumWait*block, func(ctx context.Context) (bool, string, error) {
+		voters, err := r.electorate.Count(ctx, p.ID)
+		if err != nil {
+			return false, "", err
+		}
+		text := fmt.Sprintf("%d of %d vote without %s, quorum %d", voters.Count, len(voters.Committee.Members), p.ID, voters.Committee.Quorum)
+		if voters.Enough() {
+			r.emit(Event{Node: p.ID, Kind: KindWait, Name: "quorum", State: string(observe.Pass), Text: text})
+			return true, text, nil
+		}
+		return false, text + "; not counted: " + strings.Join(voters.Missing(), ", "), nil
+	})
+}
+
+// othersReachable is the rule of a halted chain: one node at a time, all
+// others answering.
+func (r *Runner) othersReachable(ctx context.Context, p NodePlan) error {
+	block := r.Fleet.Inventory().Block
+	return r.until(ctx, p, "others_reachable", deadlineRPC*block, func(ctx context.Context) (bool, string, error) {
+		var down []string
+		for _, id := range r.Fleet.Inventory().IDs() {
+			if id == p.ID {
+				continue
+			}
+			conn, err := connOf(ctx, r.Fleet, id)
+			if err == nil {
+				_, err = conn.Node().Healthz(ctx)
+			}
+			if err != nil {
+				down = append(down, id)
+			}
+		}
+		return len(down) == 0, "not answering: " + strings.Join(down, ", "), nil
+	})
+}
+
+// turn waits while the node produces now or next: stopping the leader costs
+// the chain a failover for nothing.
+func (r *Runner) turn(ctx context.Context, p NodePlan) error {
+	if r.Plan.RecoveryHalted {
+		return nil
+	}
+	if reason, ok := r.Plan.waived("producing"); ok {
+		r.emit(Event{Node: p.ID, Kind: KindWait, Name: "producing", State: verdictSkipped, Text: "waived: " + reason})
+		return nil
+	}
+	block := r.Fleet.Inventory().Block
+	return r.until(ctx, p, "producing", turnWait*block, func(ctx context.Context) (bool, string, error) {
+		conn, err := connOf(ctx, r.Fleet, p.ID)
+		if err != nil {
+			return false, "", err
+		}
+		health, err := conn.Node().Healthz(ctx)
+		if err != nil {
+			// It does not serve: it is down already and produces nothing.
+			return true, "", nil
+		}
+		status, err := conn.Node().ProducerStatus(ctx)
+		if err != nil {
+			return false, "who produces next cannot be read", err
+		}
+		if status.CurrentProducer == "" {
+			return false, fmt.Sprintf("who produces after height %d is unknown", health.Height), nil
+		}
+		mine := status.IsProducer || status.CurrentProducer == status.NodeID
+		return !mine, fmt.Sprintf("it produces; its turn ends in %d blocks", status.BlocksUntilRotation), nil
+	})
+}
+
+// Halted checks the promise of --recovery-halted: no height and no seal moves
+// within 60 block times.
+func Halted(ctx context.Context, look func(context.Context) (observe.View, error), block time.Duration) error {
+	first, err := look(ctx)
+	if err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(max(haltedQuiet*block, time.Second)):
+	}
+	second, err := look(ctx)
+	if err != nil {
+		return err
+	}
+	moved := movement(first, second)
+	if len(moved) == 0 {
+		return nil
+	}
+	return &RefusedError{Checks: []observe.Check{{Name: "recovery_halted", Verdict: observe.Fail,
+		Reason: fmt.Sprintf("--recovery-halted is for a chain that stands, but within %d block times %s", haltedQuiet, strings.Join(moved, "; "))}}}
+}
+
+func movement(before, after observe.View) []string {
+	var out []string
+	for _, n := range after.Nodes {
+		was := before.Node(n.ID)
+		if was == nil {
+			continue
+		}
+		if was.Height != nil && n.Height != nil && *n.Height > *was.Height {
+			out = append(out, fmt.Sprintf("%s went from height %d to %d", n.ID, *was.Height, *n.Height))
+		}
+		if was.LastSealed != nil && n.LastSealed != nil && *n.LastSealed > *was.LastSealed {
+			out = append(out, fmt.Sprintf("%s sealed macroblock %d", n.ID, *n.LastSealed))
+		}
+	}
+	return out
+}

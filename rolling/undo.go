@@ -1,0 +1,208 @@
+package rolling
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sort"
+	"strings"
+	"time"
+
+	"github.com/qnetops/qnetops/fleet"
+	"github.com/qnetops/qnetops/host"
+	"github.com/qnetops/qnetops/lease"
+)
+
+// Abort ends an operation without going on: the node in flight is put back,
+// staged successors are removed, finished nodes stay as they are.
+func (r *Runner) Abort(ctx context.Context) (Document, error) {
+	doc := Document{Schema: "qnetops/roll/v1", Operation: r.Op.ID(), PlanDigest: r.Plan.Digest(), Outcome: OutcomeStopped, Nodes: []NodeResult{}}
+	var errs []error
+	for _, p := range r.Plan.Nodes {
+		result := NodeResult{ID: p.ID, Outcome: NodeUntouched, Reason: p.ActionWhy, Milestones: []Milestone{}}
+		if p.Action == ActionReplace {
+			var err error
+			result, err = r.abortNode(ctx, p)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("host %s: %w", p.ID, err))
+			}
+		}
+		doc.Nodes = append(doc.Nodes, result)
+	}
+	return doc, errors.Join(errs...)
+}
+
+func (r *Runner) abortNode(ctx context.Context, p NodePlan) (NodeResult, error) {
+	result := NodeResult{ID: p.ID, Outcome: NodeUntouched, Milestones: []Milestone{}}
+	situation, err := r.situation(ctx, p)
+	if err != nil {
+		return result, err
+	}
+	switch stageOf(situation, p) {
+	case stageWaiting:
+		return result, nil
+	case stageStaged:
+		return result, r.step(ctx, p.ID, "discard", "remove the staged successor", func(ctx context.Context, w *host.Writer) (any, error) {
+			return nil, w.Discard(ctx, situation.Next.Name)
+		})
+	case stageRolled:
+		result.Outcome = NodeRolled
+		r.recall(ctx, p, &result)
+		return result, nil
+	case stageReplaced:
+		r.recall(ctx, p, &result)
+		if len(result.Milestones) > 0 && firstFailed(result.Milestones) == nil {
+			result.Outcome = NodeRolled
+			result.Reason = "finished before the abort; its old container stays until roll --finish " + r.Op.ID()
+			return result, nil
+		}
+		return r.undo(ctx, p, result)
+	}
+	return result, &InDoubtError{Operation: r.Op.ID(), Node: p.ID, Reason: describe(situation)}
+}
+
+// undo puts the old container of the node in flight back.
+func (r *Runner) undo(ctx context.Context, p NodePlan, result NodeResult) (NodeResult, error) {
+	done, err := r.PutBack(ctx, p)
+	if err != nil {
+		result.Outcome = NodeHeld
+		return result, err
+	}
+	result, err = r.restored(ctx, p, result, done, "aborted")
+	if result.Outcome == NodeRestored {
+		return result, nil
+	}
+	return result, err
+}
+
+// FinishAll archives and removes the old containers that were kept because a
+// milestone had been skipped.
+func (r *Runner) FinishAll(ctx context.Context) ([]host.FinishResult, error) {
+	var out []host.FinishResult
+	for _, p := range r.Plan.Targets() {
+		done, err := r.Archive(ctx, p)
+		if err != nil {
+			return out, fmt.Errorf("host %s: %w", p.ID, err)
+		}
+		if done.Archive != "" {
+			out = append(out, done)
+		}
+	}
+	return out, nil
+}
+
+// Restoring puts one node's old container back without a journal: everything
+// it needs is on the host. It is the way back when the operator's machine and
+// its state are gone.
+type Restoring struct {
+	Fleet *fleet.Fleet
+	Lease lease.Lease
+	Emit  func(Event)
+}
+
+// RestorePlan is what a restore would do to one node.
+type RestorePlan struct {
+	ID        string `json:"id"`
+	Container string `json:"container"`
+	Aside     string `json:"aside"`
+	Current   string `json:"current"`
+	Others    []string
+	stop      int
+}
+
+// Look finds the container that was set aside last.
+func (r *Restoring) Look(ctx context.Context, id string) (RestorePlan, error) {
+	h, ok := r.Fleet.Inventory().Host(id)
+	if !ok {
+		return RestorePlan{}, &fleet.UnknownHostError{IDs: []string{id}, Known: r.Fleet.Inventory().IDs(), Path: r.Fleet.Inventory().Path}
+	}
+	agent, err := agentOf(ctx, r.Fleet, id)
+	if err != nil {
+		return RestorePlan{}, err
+	}
+	facts, err := agent.Facts(ctx, host.FactsRequest{Container: h.Container})
+	if err != nil {
+		return RestorePlan{}, fmt.Errorf("host %s: %w", id, err)
+	}
+	plan := RestorePlan{ID: id, Container: h.Container, stop: leastStopSeconds}
+	if facts.Container != nil {
+		plan.Current = facts.Container.ImageRef
+		plan.stop = max(plan.stop, facts.Container.StopTimeoutSeconds)
+	}
+	var asides []string
+	for _, s := range facts.Siblings {
+		if strings.HasPrefix(s.Name, h.Container+"-pre-") {
+			asides = append(asides, s.Name)
+		}
+	}
+	if len(asides) == 0 {
+		return plan, &NothingAsideError{Host: id, Container: h.Container}
+	}
+	sort.Strings(asides) // the stamp in the name sorts by time
+	plan.Aside, plan.Others = asides[len(asides)-1], asides[:len(asides)-1]
+	return plan, nil
+}
+
+// NothingAsideError says that a node has no old container to go back to.
+type NothingAsideError struct{ Host, Container string }
+
+func (e *NothingAsideError) Error() string {
+	return fmt.Sprintf("host %s: no container %s-pre-… is set aside", e.Host, e.Container)
+}
+
+// Hint says what else leads back.
+func (e *NothingAsideError) Hint() string {
+	return "an old container is removed once its successor passed every milestone; roll the node to the earlier image by digest instead (qnetops ops shows it)"
+}
+
+// Run puts the container back and watches it through M0 to M2.
+func (r *Restoring) Run(ctx context.Context, plan RestorePlan) (NodeResult, error) {
+	result := NodeResult{ID: plan.ID, Outcome: NodeHeld, Milestones: []Milestone{}}
+	if err := r.Lease.Check(ctx); err != nil {
+		return result, err
+	}
+	conn, err := connOf(ctx, r.Fleet, plan.ID)
+	if err != nil {
+		return result, err
+	}
+	w, err := conn.Writer(ctx, r.Lease.Token())
+	if err != nil {
+		return result, err
+	}
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepLimit)
+	defer cancel()
+	done, err := w.PutBack(bounded, host.PutBackRequest{Container: plan.Container, AsideName: plan.Aside,
+		FailedName: plan.Container + "-failed-" + time.Now().UTC().Format("20060102T150405Z"), StopTimeoutSeconds: plan.stop}, func(e host.TxEvent) {
+		r.Emit(Event{At: time.Now(), Node: plan.ID, Kind: KindTx, Name: e.Step, State: e.State, Text: e.Text})
+	})
+	if err != nil {
+		return result, fmt.Errorf("host %s: %w", plan.ID, err)
+	}
+	if done.Outcome == host.InDoubt {
+		return result, &InDoubtError{Operation: "restore", Node: plan.ID, Reason: done.Reason}
+	}
+	down := done.StartedAt.Sub(done.StoppedAt).Seconds()
+	result.DowntimeSeconds, result.Killed = &down, done.Killed
+	return r.prove(ctx, plan, result, done)
+}
+
+func (r *Restoring) prove(ctx context.Context, plan RestorePlan, result NodeResult, done host.ReplaceResult) (NodeResult, error) {
+	tip := FleetHeight(ctx, r.Fleet, plan.ID, 5*time.Second)
+	if tip == nil {
+		tip = new(uint64)
+	}
+	want := expectation(r.Fleet, done, *tip)
+	want.OnlyRejoined, want.WaiveBuild = true, "any build: the container that ran before is what was asked for"
+	seen, err := watch(ctx, r.Fleet, plan.ID, done.NewID, want, func(m Milestone) {
+		r.Emit(Event{At: time.Now(), Node: plan.ID, Kind: KindMilestone, Name: m.Name, State: m.Verdict, Text: m.Reason})
+	})
+	result.Milestones = seen
+	if err != nil {
+		return result, &StoppedError{Operation: "restore", Node: plan.ID, Reason: "the old container is back, but was not watched to the end", Err: err, Interrupted: errors.Is(err, context.Canceled)}
+	}
+	if failed := firstFailed(seen); failed != nil {
+		return result, &StoppedError{Operation: "restore", Node: plan.ID, Reason: fmt.Sprintf("the old container is back, but %s failed: %s", failed.Name, failed.Reason)}
+	}
+	result.Outcome = NodeRestored
+	return result, nil
+}

@@ -1,0 +1,258 @@
+package rolling
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/qnetops/qnetops/fleet"
+	"github.com/qnetops/qnetops/host"
+	"github.com/qnetops/qnetops/node"
+	"github.com/qnetops/qnetops/observe"
+)
+
+// leastPoll keeps a fast lab chain from being polled more often than the
+// readings take.
+const leastPoll = 100 * time.Millisecond
+
+// proofsAtOnce bounds the certificates fetched per node and round, so that the
+// polls stay under half of the node's rate bucket (300 a minute, facts 1.0).
+const proofsAtOnce = 1
+
+// watcher gathers sightings of one node and feeds them to its Reentry.
+type watcher struct {
+	fleet     *fleet.Fleet
+	id        string
+	container string
+	want      Expectation
+	reentry   *Reentry
+	changed   func(Milestone)
+
+	lines   <-chan node.LogLine
+	hurry   chan struct{}
+	fetched map[string]map[uint64]bool
+}
+
+// watch waits until the node's milestones are all settled, streaming every
+// change. It returns early only when ctx ends.
+func watch(ctx context.Context, f *fleet.Fleet, id, container string, want Expectation, changed func(Milestone)) ([]Milestone, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	w := &watcher{fleet: f, id: id, container: container, want: want, reentry: NewReentry(want), changed: changed,
+		hurry: make(chan struct{}, 1), fetched: map[string]map[uint64]bool{}}
+	every := max(want.Block, leastPoll)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	reported := map[string]Milestone{}
+	for {
+		select {
+		case <-ctx.Done():
+			return w.reentry.Milestones(), ctx.Err()
+		case <-timer.C:
+		case <-w.hurry:
+		}
+		w.reentry.Feed(w.sight(ctx))
+		for _, m := range w.reentry.Milestones() {
+			if reported[m.Name].Verdict != m.Verdict || reported[m.Name].Reason != m.Reason {
+				reported[m.Name] = m
+				changed(m)
+			}
+		}
+		if ctx.Err() == nil && w.reentry.Done() {
+			return w.reentry.Milestones(), nil
+		}
+		timer.Reset(every)
+	}
+}
+
+// sight takes one round of readings; what cannot be read stays nil.
+func (w *watcher) sight(ctx context.Context) Sighting {
+	s := Sighting{}
+	conn, err := connOf(ctx, w.fleet, w.id)
+	var wg sync.WaitGroup
+	if err == nil {
+		w.stream(ctx, conn)
+		wg.Add(2)
+		go func() { defer wg.Done(); w.sightContainer(ctx, conn, &s) }()
+		go func() { defer wg.Done(); w.sightNode(ctx, conn, &s) }()
+	}
+	heights := w.others(ctx)
+	wg.Wait()
+	s.FleetHeight = heights
+	s.Lines = w.drain()
+	if w.reentry.want.NodeID == "" && conn != nil {
+		w.reentry.want.NodeID = nodeID(ctx, conn.Node())
+	}
+	s.Seals = w.seals(ctx, s)
+	s.At = time.Now()
+	return s
+}
+
+// stream follows the log of the successor and the engine's events once per
+// connection; a die or start event brings the next look forward.
+func (w *watcher) stream(ctx context.Context, conn *fleet.Conn) {
+	if w.lines != nil {
+		return
+	}
+	lines, err := observe.FollowLog(ctx, conn, w.container, w.want.StartedAt.Add(-time.Second))
+	if err != nil {
+		return
+	}
+	w.lines = lines
+	events, _ := conn.Engine().Events(ctx, time.Now(), w.container)
+	go func() {
+		for range events {
+			select {
+			case w.hurry <- struct{}{}:
+			default:
+			}
+		}
+	}()
+}
+
+// drain takes the log lines that have come since the last look. A stream that
+// ended is opened again on the next look; lines seen twice do no harm, because
+// every rule on them is a set of windows.
+func (w *watcher) drain() []node.LogLine {
+	var out []node.LogLine
+	for {
+		select {
+		case line, open := <-w.lines:
+			if !open {
+				w.lines = nil
+				return out
+			}
+			out = append(out, line)
+		default:
+			return out
+		}
+	}
+}
+
+func (w *watcher) sightContainer(ctx context.Context, conn *fleet.Conn, s *Sighting) {
+	c, err := conn.Inspect(ctx)
+	if err != nil {
+		return
+	}
+	running := c.Running()
+	s.Running, s.ContainerID, s.State, s.ExitCode = &running, c.ID, c.State, c.ExitCode
+	s.RestartCount, s.StartedAt = &c.RestartCount, c.StartedAt
+}
+
+func (w *watcher) sightNode(ctx context.Context, conn *fleet.Conn, s *Sighting) {
+	ctx, cancel := context.WithTimeout(ctx, max(w.want.Block, 2*time.Second))
+	defer cancel()
+	client := conn.Node()
+	if w.reentry.reached(w.reentry.m1) {
+		if status, err := client.NodeHealth(ctx); err == nil {
+			s.Status = &status
+		}
+		if position, err := client.Position(ctx); err == nil {
+			s.Position = &position
+		}
+		return
+	}
+	if health, err := client.Healthz(ctx); err == nil {
+		s.Health = &health
+	}
+}
+
+// others returns the highest height any other reachable node shows.
+func (w *watcher) others(ctx context.Context) *uint64 {
+	return FleetHeight(ctx, w.fleet, w.id, max(w.want.Block, 2*time.Second))
+}
+
+// FleetHeight asks every reachable host but one for its height and returns the
+// highest, or nil when none answers.
+func FleetHeight(ctx context.Context, f *fleet.Fleet, without string, limit time.Duration) *uint64 {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	var (
+		mu      sync.Mutex
+		highest *uint64
+	)
+	eachOf(ctx, f.Inventory().IDs(), func(ctx context.Context, id string) {
+		if id == without {
+			return
+		}
+		conn, err := f.Conn(ctx, id)
+		if err != nil {
+			return
+		}
+		health, err := conn.Node().Healthz(ctx)
+		if err != nil {
+			return
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if highest == nil || health.Height > *highest {
+			highest = &health.Height
+		}
+	})
+	return highest
+}
+
+// seals reads the certificates of windows above the restart from every node:
+// each node assembles its own from the votes it collected, so the union over
+// nodes says more about who voted than any one list (facts 2.6).
+func (w *watcher) seals(ctx context.Context, s Sighting) []SealSighting {
+	if s.Position == nil || !w.reentry.reached(w.reentry.m2) || w.reentry.reached(w.reentry.m3) {
+		return nil
+	}
+	from := node.WindowOf(w.want.StartHeight) + 1
+	var (
+		mu  sync.Mutex
+		out []SealSighting
+	)
+	ctx, cancel := context.WithTimeout(ctx, max(w.want.Block, 2*time.Second))
+	defer cancel()
+	for _, id := range w.fleet.Inventory().IDs() {
+		if w.fetched[id] == nil {
+			w.fetched[id] = map[uint64]bool{}
+		}
+	}
+	eachOf(ctx, w.fleet.Inventory().IDs(), func(ctx context.Context, id string) {
+		conn, err := w.fleet.Conn(ctx, id)
+		if err != nil {
+			return
+		}
+		for _, index := range w.due(id, from, s.Position.LastSealed) {
+			proof, err := conn.Node().Proof(ctx, index)
+			if err != nil {
+				return
+			}
+			mu.Lock()
+			w.fetched[id][index] = true
+			out = append(out, SealSighting{Index: index, Committee: proof.Committee, Signers: proof.Signers})
+			mu.Unlock()
+		}
+	})
+	return out
+}
+
+// due lists the windows whose certificate this node has not been asked for.
+func (w *watcher) due(id string, from, to uint64) []uint64 {
+	var out []uint64
+	for index := from; index <= to && len(out) < proofsAtOnce; index++ {
+		if !w.fetched[id][index] {
+			out = append(out, index)
+		}
+	}
+	return out
+}
+
+// nodeID reads the node's own name; "" where it cannot be read.
+func nodeID(ctx context.Context, c *node.Client) string {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	info, err := c.NodeInfo(ctx)
+	if err != nil {
+		return ""
+	}
+	return info.NodeID
+}
+
+// expectation is what the container of a finished transaction is measured by.
+func expectation(f *fleet.Fleet, result host.ReplaceResult, tip uint64) Expectation {
+	return Expectation{Block: f.Inventory().Block, ContainerID: result.NewID, StartedAt: result.StartedAt, StartHeight: tip}
+}
