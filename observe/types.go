@@ -49,7 +49,7 @@ const (
 	quietBlocks = 3
 	// maxSealedLag windows are normal: a seal needs a certified child.
 	maxSealedLag = 4
-	// maxCommitteeAge is how many sealed windows of signers count as evidence.
+	// signerWindows is how many sealed windows of signers count as evidence.
 	signerWindows = 10
 	// participationWindows of log lines count as evidence.
 	participationWindows = 2
@@ -108,6 +108,7 @@ type NodeView struct {
 
 	Build          *string
 	Height         *uint64
+	HealthzHeight  *uint64 // of the first sample, from another source than Height
 	Behind         *uint64 // against the highest believed height of the fleet
 	TipHash        *node.Hash
 	LastSealed     *uint64
@@ -136,11 +137,27 @@ type NodeView struct {
 	Faults  []Fault // answers that could not be trusted
 }
 
-// Fault is an answer that failed, by what was asked.
+// Fault is an answer that failed, by what was asked (one of the ask constants).
 type Fault struct {
-	What string // position, healthz, health, container, clock, disk, id, seal, proof, containers
+	What string
 	Err  error
 }
+
+// What a node and its host are asked for.
+const (
+	askPosition   = "position"
+	askHealthz    = "healthz"
+	askHealth     = "health"
+	askID         = "id"
+	askSeal       = "seal"
+	askProof      = "proof"
+	askContainer  = "container"
+	askContainers = "containers"
+	askImage      = "image"
+	askClock      = "clock"
+	askDisk       = "disk"
+	askLog        = "log"
+)
 
 func (n *NodeView) fault(what string) error {
 	for _, f := range n.Faults {

@@ -1,0 +1,125 @@
+package observe
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Range is the lowest and highest value in a group; nil where no node has one.
+type Range struct{ Low, High *uint64 }
+
+func (r *Range) add(v *uint64) {
+	if v == nil {
+		return
+	}
+	if r.Low == nil || *v < *r.Low {
+		r.Low = v
+	}
+	if r.High == nil || *v > *r.High {
+		r.High = v
+	}
+}
+
+// String prints one number where both are the same.
+func (r Range) String() string {
+	switch {
+	case r.Low == nil:
+		return "?"
+	case *r.Low == *r.High:
+		return fmt.Sprint(*r.Low)
+	}
+	return fmt.Sprintf("%d-%d", *r.Low, *r.High)
+}
+
+// Group is a set of nodes that look the same: everything that a person would
+// compare is equal, and what moves by itself is given as a range.
+type Group struct {
+	IDs   []string
+	First NodeView // stands for what is equal
+	// Odd marks every group but the largest, and whatever is not healthy.
+	Odd bool
+
+	Height, Behind, LastSealed, SealedLag, Finalized, ValidatedPeers, TimeoutRound Range
+	// ClockOffset is the one furthest from zero; nil when none is known.
+	ClockOffset *time.Duration
+}
+
+// Fold puts nodes that look the same into one group each. Groups with something
+// odd come first, then the others, each in the order of the inventory.
+func Fold(v View) []Group {
+	var groups []Group
+	at := map[string]int{}
+	for _, n := range v.Nodes {
+		key := n.likeness()
+		i, seen := at[key]
+		if !seen {
+			i = len(groups)
+			at[key] = i
+			groups = append(groups, Group{First: n})
+		}
+		groups[i].add(n)
+	}
+	largest := 0
+	for i, g := range groups {
+		if len(g.IDs) > len(groups[largest].IDs) {
+			largest = i
+		}
+	}
+	for i := range groups {
+		groups[i].Odd = i != largest || groups[i].First.Verdict != Healthy
+	}
+	slices.SortStableFunc(groups, func(a, b Group) int {
+		switch {
+		case a.Odd == b.Odd:
+			return 0
+		case a.Odd:
+			return -1
+		}
+		return 1
+	})
+	return groups
+}
+
+func (g *Group) add(n NodeView) {
+	g.IDs = append(g.IDs, n.ID)
+	g.Height.add(n.Height)
+	g.Behind.add(n.Behind)
+	g.LastSealed.add(n.LastSealed)
+	g.SealedLag.add(n.SealedLag)
+	g.Finalized.add(n.Finalized)
+	g.ValidatedPeers.add(n.ValidatedPeers)
+	g.TimeoutRound.add(n.TimeoutRound)
+	if n.ClockOffset != nil && (g.ClockOffset == nil || n.ClockOffset.Abs() > g.ClockOffset.Abs()) {
+		g.ClockOffset = n.ClockOffset
+	}
+}
+
+// likeness is what makes two nodes look the same. A reading that is missing on
+// one of them tells them apart.
+func (n NodeView) likeness() string {
+	var container any
+	if c := n.Container; c != nil {
+		restarts := -1
+		if c.RestartCount != nil {
+			restarts = *c.RestartCount
+		}
+		container = []any{c.Image, c.Digest, c.State, restarts, c.RestartPolicy, c.OneShot}
+	}
+	known := []bool{n.Height != nil, n.TipHash != nil, n.LastSealed != nil, n.ValidatedPeers != nil, n.Disk != nil}
+	var failed []string
+	for _, c := range NodeChecks(n) {
+		if c.Verdict != Pass {
+			failed = append(failed, c.Name+" "+string(c.Verdict))
+		}
+	}
+	return fmt.Sprintf("%q", fmt.Sprint(n.Verdict, n.Reasons, n.Reachable, deref(n.Build), container, known, failed,
+		n.TimeoutRound != nil && *n.TimeoutRound > 0))
+}
+
+func deref(s *string) string {
+	if s == nil {
+		return "?"
+	}
+	return "=" + *s
+}
