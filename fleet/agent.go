@@ -113,16 +113,18 @@ type agentProcess struct {
 }
 
 func (c *Conn) runningAgent() *host.Client {
-	c.agentMu.Lock()
-	defer c.agentMu.Unlock()
-	if c.agent == nil {
-		return nil
+	if a := c.agent.Load(); a != nil && !a.ended() {
+		return a.client
 	}
+	return nil
+}
+
+func (a *agentProcess) ended() bool {
 	select {
-	case <-c.agent.client.Done():
-		return nil
+	case <-a.client.Done():
+		return true
 	default:
-		return c.agent.client
+		return false
 	}
 }
 
@@ -131,21 +133,22 @@ func (c *Conn) runningAgent() *host.Client {
 // An agent that has ended is not started again: what it did is to be looked at
 // over a connection of its own (Redial).
 func (c *Conn) Agent(ctx context.Context) (*host.Client, error) {
-	c.agentMu.Lock()
-	defer c.agentMu.Unlock()
-	if c.agent == nil {
-		a, err := c.startAgent(ctx)
-		if err != nil {
+	if err := c.starting.enter(ctx); err != nil {
+		return nil, fmt.Errorf("host %s: waiting for the host agent: %w", c.host.ID, err)
+	}
+	defer c.starting.leave()
+	a := c.agent.Load()
+	if a == nil {
+		var err error
+		if a, err = c.startAgent(ctx); err != nil {
 			return nil, err
 		}
-		c.agent = a
+		c.agent.Store(a)
 	}
-	select {
-	case <-c.agent.client.Done():
-		return nil, c.agentEnded(c.agent)
-	default:
-		return c.agent.client, nil
+	if a.ended() {
+		return nil, c.agentEnded(a)
 	}
+	return a.client, nil
 }
 
 func (c *Conn) agentEnded(a *agentProcess) error {

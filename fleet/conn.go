@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/qnetops/qnetops/host"
@@ -26,12 +27,12 @@ type Conn struct {
 	http   *http.Transport
 	engine *Engine
 
-	agentMu sync.Mutex
-	agent   *agentProcess
+	starting gate // held while the agent is installed and started
+	agent    atomic.Pointer[agentProcess]
 }
 
 func newConn(f *Fleet, h Host, l *link) *Conn {
-	c := &Conn{fleet: f, host: h, link: l}
+	c := &Conn{fleet: f, host: h, link: l, starting: newGate()}
 	c.engine = newEngine(c)
 	return c
 }
@@ -232,10 +233,7 @@ func parseDisk(path, text string) (host.DiskFacts, error) {
 
 // close ends what runs over the connection.
 func (c *Conn) close() {
-	c.agentMu.Lock()
-	a := c.agent
-	c.agentMu.Unlock()
-	if a != nil {
+	if a := c.agent.Load(); a != nil {
 		a.client.Close()
 	}
 	if c.http != nil {

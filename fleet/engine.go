@@ -27,7 +27,7 @@ const MinEngineAPI = "1.41"
 type Engine struct {
 	conn *Conn
 
-	mu    sync.Mutex
+	lock  gate
 	api   *client.Client
 	idle  *http.Transport
 	ready bool
@@ -103,7 +103,7 @@ type Event struct {
 	Signal    string // of kill
 }
 
-func newEngine(c *Conn) *Engine { return &Engine{conn: c} }
+func newEngine(c *Conn) *Engine { return &Engine{conn: c, lock: newGate()} }
 
 // dialNote carries the reason of a failed dial past the client library, which
 // puts words of its own in its place.
@@ -146,8 +146,10 @@ func (e *Engine) use(ctx context.Context, what string, f func(context.Context, *
 }
 
 func (e *Engine) client(ctx context.Context) (*client.Client, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
+	if err := e.lock.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer e.lock.leave()
 	if e.api == nil {
 		// The unix host keeps proxies of this machine's environment out.
 		tr := &http.Transport{MaxIdleConnsPerHost: 1, DisableCompression: true}
@@ -177,10 +179,13 @@ func (e *Engine) client(ctx context.Context) (*client.Client, error) {
 }
 
 func (e *Engine) close() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.idle != nil {
-		e.idle.CloseIdleConnections()
+	select {
+	case e.lock <- struct{}{}:
+		defer e.lock.leave()
+		if e.idle != nil {
+			e.idle.CloseIdleConnections()
+		}
+	default: // a call is at work; it ends with the connection
 	}
 }
 
@@ -235,6 +240,9 @@ func (e *Engine) Info(ctx context.Context) (EngineInfo, error) {
 		}
 		return nil
 	})
+	if e.forwarding(err) {
+		return e.agentInfo(ctx, err)
+	}
 	return info, err
 }
 
@@ -251,6 +259,9 @@ func (e *Engine) Containers(ctx context.Context) ([]Container, error) {
 		}
 		return nil
 	})
+	if e.forwarding(err) {
+		list, err = e.agentContainers(ctx, err)
+	}
 	slices.SortFunc(list, func(a, b Container) int { return strings.Compare(a.Name, b.Name) })
 	return list, err
 }
@@ -311,6 +322,9 @@ func (e *Engine) Image(ctx context.Context, ref string) (Image, error) {
 		args.Add("reference", ref)
 	}
 	list, err := e.images(ctx, args)
+	if e.forwarding(err) {
+		return e.agentImage(ctx, ref, err)
+	}
 	if err != nil {
 		return Image{}, err
 	}
@@ -319,7 +333,11 @@ func (e *Engine) Image(ctx context.Context, ref string) (Image, error) {
 			return i, nil
 		}
 	}
-	return Image{}, &EngineError{Host: e.conn.host.ID, Fault: EngineNotFound, What: "looking for image " + ref, Err: errors.New("no such image on the host")}
+	return Image{}, e.noImage(ref)
+}
+
+func (e *Engine) noImage(ref string) error {
+	return &EngineError{Host: e.conn.host.ID, Fault: EngineNotFound, What: "looking for image " + ref, Err: errors.New("no such image on the host")}
 }
 
 // Events follows what happens to containers from since on (zero: from now),

@@ -24,6 +24,7 @@ var usualKeys = []string{"id_ed25519", "id_ecdsa", "id_rsa"}
 type keyring struct {
 	prompt Prompter
 	getenv func(string) string
+	asking gate // one question at a time
 
 	mu    sync.Mutex
 	files map[string]*keyFile
@@ -35,7 +36,7 @@ type keyring struct {
 }
 
 func newKeyring(o Options) *keyring {
-	return &keyring{prompt: o.Prompt, getenv: o.Getenv, files: map[string]*keyFile{}}
+	return &keyring{prompt: o.Prompt, getenv: o.Getenv, asking: newGate(), files: map[string]*keyFile{}}
 }
 
 func (k *keyring) close() {
@@ -138,7 +139,7 @@ type keyFile struct {
 	pem    []byte // private half while locked
 	err    error  // why the private half cannot be used
 
-	mu     sync.Mutex
+	// Guarded by keyring.asking.
 	signer ssh.Signer
 	locked error // the answer to a failed passphrase, kept: one question a run
 }
@@ -197,19 +198,19 @@ func readPublic(path string) ssh.PublicKey {
 	return public
 }
 
-// unlock gives the signer, asking for the passphrase the first time.
-func (kf *keyFile) unlock(ctx context.Context, prompt Prompter, wait func(func())) (ssh.Signer, error) {
-	var signer ssh.Signer
-	var err error
-	ask := func() {
-		kf.mu.Lock()
-		defer kf.mu.Unlock()
+// unlock gives the signer, asking for the passphrase the first time. wait wraps
+// the waiting for the operator.
+func (k *keyring) unlock(ctx context.Context, kf *keyFile, wait func(func())) (signer ssh.Signer, err error) {
+	wait(func() {
+		if err = k.asking.enter(ctx); err != nil {
+			return
+		}
+		defer k.asking.leave()
 		if kf.signer == nil && kf.locked == nil {
-			kf.signer, kf.locked = kf.open(ctx, prompt)
+			kf.signer, kf.locked = kf.open(ctx, k.prompt)
 		}
 		signer, err = kf.signer, kf.locked
-	}
-	wait(ask)
+	})
 	return signer, err
 }
 
@@ -249,7 +250,7 @@ func (s *fileSigner) Sign(r io.Reader, data []byte) (*ssh.Signature, error) {
 
 // SignWithAlgorithm lets RSA keys sign with SHA-2, the only kind sshd takes now.
 func (s *fileSigner) SignWithAlgorithm(_ io.Reader, data []byte, algorithm string) (*ssh.Signature, error) {
-	signer, err := s.file.unlock(s.ctx, s.ring.prompt, s.wait)
+	signer, err := s.ring.unlock(s.ctx, s.file, s.wait)
 	if err != nil {
 		s.err = err
 		return nil, err

@@ -24,20 +24,22 @@ type link struct {
 	name     string // for errors
 	conn     ssh.Conn
 	sessions chan struct{}
+	opening  gate
 	key      string // fingerprint of the verified host key
 	dead     chan struct{}
 
-	mu    sync.Mutex
-	err   error
-	timer *time.Timer
-	open  int           // sessions open now
-	ended chan struct{} // closed and replaced when one of them ends
+	mu     sync.Mutex
+	err    error
+	timer  *time.Timer
+	open   int           // sessions open now
+	opened bool          // there has been one
+	ended  chan struct{} // closed and replaced when one of them ends
 }
 
 // newLink takes over a connection whose handshake is done. keepalive 0 asks no
 // questions (a jump host's link always has some).
 func newLink(name string, conn ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request, keepalive time.Duration) *link {
-	l := &link{name: name, conn: conn, sessions: make(chan struct{}, maxSessions), dead: make(chan struct{}), ended: make(chan struct{})}
+	l := &link{name: name, conn: conn, sessions: make(chan struct{}, maxSessions), opening: newGate(), dead: make(chan struct{}), ended: make(chan struct{})}
 	go l.serve(chans, reqs)
 	if keepalive > 0 {
 		l.mu.Lock()
@@ -268,8 +270,9 @@ func (l *link) start(ctx context.Context, line string) (*process, error) {
 	return p, nil
 }
 
-// session opens a session channel. When sshd opens no more of them while some
-// of ours are open (MaxSessions below the usual 10), it waits for one to end.
+// session opens a session channel, one open at a time. When sshd opens no more
+// of them while some of ours are open (MaxSessions below the usual 10), it waits
+// for one to end.
 func (l *link) session(ctx context.Context) (ssh.Channel, <-chan *ssh.Request, func(), error) {
 	select {
 	case l.sessions <- struct{}{}:
@@ -278,28 +281,49 @@ func (l *link) session(ctx context.Context) (ssh.Channel, <-chan *ssh.Request, f
 	case <-ctx.Done():
 		return nil, nil, nil, ctx.Err()
 	}
-	for {
+	ch, reqs, err := l.openSession(ctx)
+	if err != nil {
+		<-l.sessions
+		return nil, nil, nil, err
+	}
+	return ch, reqs, sync.OnceFunc(l.endSession), nil
+}
+
+func (l *link) openSession(ctx context.Context) (ssh.Channel, <-chan *ssh.Request, error) {
+	if err := l.opening.enter(ctx); err != nil {
+		return nil, nil, err
+	}
+	defer l.opening.leave()
+	for try := 1; ; try++ {
 		l.mu.Lock()
-		others, ended := l.open, l.ended
+		others, ended, some := l.open, l.ended, l.opened
 		l.mu.Unlock()
 		ch, reqs, err := l.channel(ctx, "session", sessionTarget, nil)
 		if err == nil {
 			l.mu.Lock()
 			l.open++
+			l.opened = true
 			l.mu.Unlock()
-			return ch, reqs, sync.OnceFunc(l.endSession), nil
+			return ch, reqs, nil
 		}
 		var refused *ForwardingError
-		if !errors.As(err, &refused) || others == 0 {
-			<-l.sessions
-			return nil, nil, nil, err
+		switch {
+		case !errors.As(err, &refused) || !some:
+			return nil, nil, err
+		case others == 0 && try > 3:
+			return nil, nil, err
+		case others == 0: // a server may count a session for a moment after its end
+			if pause(ctx, jitter(1)) != nil {
+				return nil, nil, err
+			}
+			continue
 		}
 		select {
 		case <-ended:
 		case <-l.dead:
+			return nil, nil, l.dropped()
 		case <-ctx.Done():
-			<-l.sessions
-			return nil, nil, nil, errors.Join(err, ctx.Err())
+			return nil, nil, errors.Join(err, ctx.Err())
 		}
 	}
 }

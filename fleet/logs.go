@@ -60,6 +60,9 @@ func (e *Engine) Logs(ctx context.Context, name string, opts LogOptions) (*Logs,
 		})
 		return err
 	})
+	if e.forwarding(err) {
+		return e.agentLogs(ctx, name, opts, err)
+	}
 	if err != nil {
 		return nil, err
 	}
