@@ -241,39 +241,58 @@ func (e *Engine) Close() {
 	e.wg.Wait()
 }
 
-// Restart ends the daemon and starts it again after a moment, as `systemctl
-// restart docker` does: containers are stopped in order, then revived by their
-// policy. It returns when the engine answers again.
-func (e *Engine) Restart(ctx context.Context) error {
-	e.goDown()
-	e.stopAll(shutdownGrace)
-	return e.comeBack(ctx, reviveDelay)
-}
+// Outage is a way for the daemon to go away.
+type Outage int
 
-// Crash kills the daemon: connections break at once, containers run on for a
-// moment. When it is back it stops what it finds running, because live restore
-// is off, and revives by policy.
-func (e *Engine) Crash(ctx context.Context) error {
-	e.goDown()
-	if err := pause(ctx, reviveDelay); err != nil {
-		return err
-	}
-	e.stopAll(shutdownGrace)
-	return e.comeBack(ctx, 0)
-}
+// The outages.
+const (
+	// Orderly is `systemctl restart docker`: containers are stopped, then
+	// revived by their policy.
+	Orderly Outage = iota
+	// Crashed is a killed daemon: containers run on for a moment; when it is
+	// back it stops what it finds running, because live restore is off, and
+	// revives by policy.
+	Crashed
+	// PowerLost ends containers and daemon at the same instant. What was
+	// running is found dead with exit code 255.
+	PowerLost
+)
 
-// PowerLoss kills containers and daemon at the same instant; the host is away
-// for d. What was running is found dead with exit code 255.
+// Restart is an orderly outage from begin to end.
+func (e *Engine) Restart(ctx context.Context) error { return e.outage(ctx, Orderly, reviveDelay) }
+
+// Crash is a crash and the daemon's return.
+func (e *Engine) Crash(ctx context.Context) error { return e.outage(ctx, Crashed, reviveDelay) }
+
+// PowerLoss takes the host away for d.
 func (e *Engine) PowerLoss(ctx context.Context, d time.Duration) error {
-	e.goDown()
-	e.killAll()
-	return e.comeBack(ctx, d)
+	return e.outage(ctx, PowerLost, d)
 }
 
-// goDown makes the daemon disappear.
-func (e *Engine) goDown() {
+func (e *Engine) outage(ctx context.Context, kind Outage, d time.Duration) error {
+	e.GoDown(kind)
+	return e.ComeBack(ctx, kind, d)
+}
+
+// GoDown makes the daemon disappear at once: every connection breaks and new
+// ones are refused. It does not wait, so that a request hook may call it.
+func (e *Engine) GoDown(kind Outage) {
 	e.mu.Lock()
-	defer e.mu.Unlock()
+	e.disappearLocked()
+	var runs []*run
+	for _, c := range e.containers {
+		if kind == PowerLost && c.run != nil {
+			c.run.powerLost = true
+			runs = append(runs, c.run)
+		}
+	}
+	e.mu.Unlock()
+	for _, r := range runs {
+		r.proc.Signal("SIGKILL")
+	}
+}
+
+func (e *Engine) disappearLocked() {
 	e.down, e.stopping = true, true
 	for _, c := range e.containers {
 		if c.restarting() { // its waiting goroutine dies with the daemon
@@ -283,6 +302,58 @@ func (e *Engine) goDown() {
 	}
 	e.severLocked()
 	e.events.drop()
+}
+
+// ComeBack is the rest of an outage: what happens to the containers, d of
+// absence, and the daemon's start. It returns when the engine answers again.
+func (e *Engine) ComeBack(ctx context.Context, kind Outage, d time.Duration) error {
+	switch kind {
+	case Orderly:
+		e.stopAll(shutdownGrace)
+	case PowerLost:
+		e.awaitExits()
+	}
+	if err := pause(ctx, d); err != nil {
+		return err
+	}
+	if kind == Crashed {
+		e.stopAll(shutdownGrace)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return errors.New("the engine is closed")
+	}
+	if _, held := e.faults[FaultEngineDown]; !held {
+		e.appearLocked()
+	}
+	return nil
+}
+
+// appearLocked starts the daemon: it revives by policy what was ever started.
+func (e *Engine) appearLocked() {
+	e.down, e.stopping = false, false
+	for _, c := range e.sorted() {
+		if c.startedBefore && c.run == nil && c.wantsRestart() {
+			c.restartCount, c.exitOnNext = 0, false
+			e.startLocked(c)
+		}
+	}
+}
+
+// awaitExits waits until no process is left.
+func (e *Engine) awaitExits() {
+	e.mu.Lock()
+	var runs []*run
+	for _, c := range e.containers {
+		if c.run != nil {
+			runs = append(runs, c.run)
+		}
+	}
+	e.mu.Unlock()
+	for _, r := range runs {
+		<-r.exited
+	}
 }
 
 // stopAll stops the running containers as a daemon does at its end.
@@ -305,46 +376,6 @@ func (e *Engine) stopAll(grace time.Duration) {
 		wg.Go(func() { endProcess(v.r, v.sig, v.t) })
 	}
 	wg.Wait()
-}
-
-// killAll is the end of the power: no signal handler runs, no exit is seen.
-func (e *Engine) killAll() {
-	e.mu.Lock()
-	var runs []*run
-	for _, c := range e.containers {
-		if c.run != nil {
-			c.run.powerLost = true
-			runs = append(runs, c.run)
-		}
-	}
-	e.mu.Unlock()
-	for _, r := range runs {
-		r.proc.Signal("SIGKILL")
-	}
-	for _, r := range runs {
-		<-r.exited
-	}
-}
-
-// comeBack starts the daemon after d and revives containers by policy.
-func (e *Engine) comeBack(ctx context.Context, d time.Duration) error {
-	if err := pause(ctx, d); err != nil {
-		return err
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closed {
-		return errors.New("the engine is closed")
-	}
-	_, held := e.faults[FaultEngineDown]
-	e.down, e.stopping = held, false
-	for _, c := range e.sorted() {
-		if c.startedBefore && c.run == nil && c.wantsRestart() {
-			c.restartCount = 0
-			e.startLocked(c)
-		}
-	}
-	return nil
 }
 
 // pause waits for d unless ctx ends first.

@@ -11,7 +11,7 @@ const (
 	FaultCreateFail = "create-fail" // no container can be created
 	FaultStartFail  = "start-fail"  // no container can be started; argument: only this name
 	FaultDiskFull   = "disk-full"   // pulls and creates find no space
-	FaultEngineDown = "engine-down" // connections are refused; containers run on
+	FaultEngineDown = "engine-down" // no daemon: connections are refused, containers run on, nothing is restarted
 )
 
 // Faults lists the names Inject knows.
@@ -30,8 +30,7 @@ func (e *Engine) Inject(name, arg string) bool {
 	defer e.mu.Unlock()
 	e.faults[name] = arg
 	if name == FaultEngineDown {
-		e.down = true
-		e.severLocked()
+		e.disappearLocked()
 	}
 	return true
 }
@@ -43,8 +42,8 @@ func (e *Engine) Clear(name string) {
 	for f := range e.faults {
 		if name == "" || name == f {
 			delete(e.faults, f)
-			if f == FaultEngineDown && !e.stopping {
-				e.down = false
+			if f == FaultEngineDown && !e.closed {
+				e.appearLocked()
 			}
 		}
 	}

@@ -165,6 +165,9 @@ func Pipe(client, server string) (*Conn, *Conn) {
 	return c, s
 }
 
+// Origin says who opened the connection.
+func (c *Conn) Origin() string { return c.Tag }
+
 // Read reads what the other end wrote.
 func (c *Conn) Read(p []byte) (int, error) { return c.in.read(p) }
 

@@ -87,7 +87,15 @@ func (c *connection) runExec(ctx context.Context, ch ssh.Channel, reqs <-chan *s
 		answerGlobal(reqs)
 	}()
 	code := c.srv.cfg.Exec(ctx, c.user, line, ch, ch, ch.Stderr())
-	ch.SendRequest("exit-status", false, ssh.Marshal(struct{ Status uint32 }{uint32(code)}))
+	if code < 0 {
+		ch.SendRequest("exit-signal", false, ssh.Marshal(struct {
+			Signal     string
+			Core       bool
+			Text, Lang string
+		}{Signal: "KILL"}))
+	} else {
+		ch.SendRequest("exit-status", false, ssh.Marshal(struct{ Status uint32 }{uint32(code)}))
+	}
 	ch.Close()
 	<-drained
 }

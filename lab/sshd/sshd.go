@@ -24,6 +24,9 @@ import (
 // MaxSessions is OpenSSH's default limit of open sessions on one connection.
 const MaxSessions = 10
 
+// Killed is what Exec returns for a process that died by SIGKILL.
+const Killed = -9
+
 // loginGrace is OpenSSH's LoginGraceTime: an unauthenticated connection is
 // closed after it.
 const loginGrace = 120 * time.Second
@@ -40,8 +43,8 @@ type Config struct {
 	HostKey ssh.Signer
 	// Users maps a user to the public keys that may log in as it.
 	Users map[string][]ssh.PublicKey
-	// Exec runs a command line and returns its exit status. ctx ends with the
-	// session's connection; a process that outlives it must not use ctx.
+	// Exec runs a command line and returns its exit status, or Killed. ctx ends
+	// with the session's connection; a process that outlives it must not use ctx.
 	Exec func(ctx context.Context, user, line string, stdin io.Reader, stdout, stderr io.Writer) int
 	// DialTCP connects to a port on the host's loopback interface.
 	DialTCP func(ctx context.Context, user string, port int) (net.Conn, error)
