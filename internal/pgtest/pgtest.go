@@ -106,7 +106,7 @@ func (s *Server) folder() (err error) {
 	}
 	u, err := user.Lookup("postgres")
 	if err != nil {
-		return fmt.Errorf("Postgres does not run as root and there is no user postgres: %w", err)
+		return fmt.Errorf("there is no user postgres to run the server as, which refuses to run as root: %w", err)
 	}
 	uid, _ := strconv.Atoi(u.Uid)
 	gid, _ := strconv.Atoi(u.Gid)

@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# Runs everything that must hold: vet, staticcheck, every fuzz target for a moment, and all tests under the race detector.
+# On a person's machine it says what it leaves out; with CI=true it leaves out nothing and fails instead.
+#
+#   FUZZTIME=5s       length of each fuzz target, 0 for none
+#   PACKAGES=./...    what to test
+set -uo pipefail
+exec </dev/null
+cd "$(dirname "$0")/.." || exit 1
+
+[ -n "${HOME:-}" ] || { HOME=$(getent passwd "$(id -u)" | cut -d: -f6); export HOME; } # Go's caches live there
+
+ci=${CI:-false}
+packages=${PACKAGES:-./...}
+fuzztime=${FUZZTIME:-5s}
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+failed=0
+
+say() { printf '== %s\n' "$*"; }
+fail() { printf 'error: %s\n' "$*" >&2; failed=1; }
+
+# have finds a program also in the folders of system programs, which are often not in a person's PATH.
+have() { PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin" command -v "$1" >/dev/null 2>&1; }
+have_initdb() { have initdb || compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null; }
+
+# missing prints the Debian packages whose programs are not there.
+missing() {
+  have sshd || echo openssh-server
+  have dockerd || echo docker.io
+  have_initdb || echo postgresql
+  have ip || echo iproute2
+  have iptables || echo iptables
+  have gcc || echo gcc libc6-dev # the race detector is linked by the C tool chain
+}
+
+install_missing() {
+  local want
+  want=$(missing | xargs)
+  [ -n "$want" ] || return 0
+  if [ "$(id -u)" = 0 ] && have apt-get; then
+    say "installing: $want"
+    # RUNLEVEL=1 keeps the packages from starting their services: the tests run servers of their own.
+    # shellcheck disable=SC2086 # a list of names
+    { apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $want; } >"$work/apt" 2>&1 ||
+      { cat "$work/apt"; say "the installation did not succeed"; }
+  fi
+  want=$(missing | xargs)
+  [ -n "$want" ] || return 0
+  if [ "$ci" = true ]; then
+    fail "these Debian packages are missing, and with CI=true nothing is left out: $want"
+    exit 1
+  fi
+  say "left out: the tests that need $want (apt-get install $want)"
+}
+
+lint() {
+  say "gofmt, go vet, staticcheck"
+  local unformatted
+  unformatted=$(find . -name '*.go' -not -path './.*' -exec gofmt -l {} +)
+  [ -z "$unformatted" ] || fail "not formatted (gofmt -w): $(echo "$unformatted" | xargs)"
+  go vet ./... || fail "go vet found faults"
+  go vet -tags long ./... || fail "go vet found faults in the long tests"
+  go tool staticcheck ./... || fail "staticcheck found faults"
+}
+
+# fuzz finds the fuzz targets by their names and runs each for a moment.
+fuzz() {
+  [ "$fuzztime" != 0 ] || return 0
+  local file name
+  while IFS=: read -r file name; do
+    say "fuzz $name in $(dirname "$file") for $fuzztime"
+    go test -run='^$' -fuzz="^$name\$" -fuzztime="$fuzztime" -fuzzminimizetime=2s "./$(dirname "$file")" >"$work/fuzz" 2>&1 ||
+      { cat "$work/fuzz"; fail "fuzzing $name in $(dirname "$file") found a fault"; }
+  done < <(grep -rEo --include='*_test.go' --exclude-dir=testdata '^func Fuzz[A-Za-z0-9_]+' . | sed -E 's#^\./##; s/:func /:/' | sort)
+}
+
+# run_tests runs the given packages. The screen gets Go's summary lines, what was skipped and why, and all of the output
+# of a run that failed.
+run_tests() {
+  local log=$work/log flags=(-race)
+  have gcc || { say "left out: the race detector (needs gcc)"; flags=(); }
+  [ "$ci" != true ] || flags+=(-count=1)
+  go test -v -timeout 15m "${flags[@]}" "$@" 2>&1 | tee "$log" | grep --line-buffered -E '^(ok|FAIL|\?|panic:|#)|^ *--- (FAIL|SKIP)|left out:'
+  if [ "${PIPESTATUS[0]}" != 0 ]; then
+    say "output of the run that failed"
+    grep -vE '^=== |^ *--- PASS|^PASS$' "$log"
+    fail "tests failed"
+  fi
+  if [ "$ci" = true ] && grep -qE '^ *--- SKIP' "$log"; then
+    fail "tests were skipped, and with CI=true nothing is left out"
+  fi
+}
+
+tests() {
+  say "go test"
+  # Packages that build real hosts own network namespaces and engines: they take turns, after all others.
+  local all=() turns=() line
+  while read -r line; do
+    case $line in
+      *"/lab/realhosts "* | *"/lab/realhosts]"*) turns+=("${line%% *}") ;;
+      *) all+=("${line%% *}") ;;
+    esac
+  # shellcheck disable=SC2086 # a list of patterns
+  done < <(go list -f '{{.ImportPath}} {{.Imports}} {{.TestImports}} {{.XTestImports}}' $packages)
+  [ ${#all[@]} = 0 ] || run_tests "${all[@]}"
+  [ ${#turns[@]} = 0 ] || run_tests -p 1 "${turns[@]}"
+}
+
+install_missing
+lint
+fuzz
+tests
+exit $failed
