@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,10 +17,10 @@ import (
 // Cluster is a lab that is up. Its methods may be used from several goroutines; a host is booted or stopped by one
 // at a time.
 type Cluster struct {
-	paths    layout
-	state    *State
-	registry *http.Server // nil where another process serves it
-	mu       sync.Mutex   // serialises what stops and starts parts of hosts
+	paths         layout
+	state         *State
+	closeRegistry func() error // nil where another process serves it
+	mu            sync.Mutex   // serialises what stops and starts parts of hosts
 }
 
 // AliveError says that a folder holds a lab that is up.
@@ -191,13 +190,21 @@ func (c *Cluster) LogDir(id string) string { return c.paths.log(id) }
 
 // Close stops serving the registry, if this process does. The hosts run on.
 func (c *Cluster) Close() error {
-	if c.registry == nil {
+	if c.closeRegistry == nil {
 		return nil
 	}
-	if err := c.registry.Close(); err != nil {
+	if err := c.closeRegistry(); err != nil {
 		return fmt.Errorf("stopping the registry: %w", err)
 	}
 	return nil
+}
+
+// Wait returns nil once the lab was brought down, by whichever process. The owner of a lab waits here.
+func (c *Cluster) Wait(ctx context.Context) error {
+	return poll(ctx, 200*time.Millisecond, "the lab to go down", func() (bool, error) {
+		st, err := loadState(c.paths.dir)
+		return errors.Is(err, ErrNoLab) || err == nil && st.ID != c.state.ID, nil
+	})
 }
 
 // downWithin bounds taking down a lab that failed to come up.

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/docker/docker/api/types/container"
+
 	"github.com/qnetops/qnetops/lab/simnode"
 )
 
@@ -35,6 +37,8 @@ type Config struct {
 	// wants. It wins over what Up sets itself. The id of a super node derives from its QNET_WALLET_SEED, so seeds
 	// must differ; nil gives each node one of its own.
 	NodeEnv func(i int) []string
+	// Container may change what the container of node i is created with, after everything else is set.
+	Container func(i int, settings *container.Config, host *container.HostConfig)
 	// Images replaces DefaultImages.
 	Images []ImageSpec
 	// Image is the tag that nodes run at first. Empty means v1.
@@ -66,6 +70,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.NodeEnv == nil {
 		c.NodeEnv = func(i int) []string { return []string{"QNET_WALLET_SEED=lab wallet of host " + HostID(i)} }
+	}
+	if c.Container == nil {
+		c.Container = func(int, *container.Config, *container.HostConfig) {}
 	}
 	if c.Images == nil {
 		c.Images = DefaultImages()

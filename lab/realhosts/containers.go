@@ -80,8 +80,9 @@ func (c *Cluster) runNode(ctx context.Context, cfg Config, host Host) error {
 	if err := os.MkdirAll(c.paths.in(host.ID, DataDir), 0o755); err != nil {
 		return fmt.Errorf("host %s: making its data folder: %w", host.ID, err)
 	}
-	settings := &container.Config{Image: ref, Env: c.containerEnv(cfg, host)}
-	created, err := engine.ContainerCreate(ctx, settings, nodeHostConfig(host), nil, nil, host.Container)
+	settings, hostSettings := &container.Config{Image: ref, Env: c.containerEnv(cfg, host)}, nodeHostConfig(host)
+	cfg.Container(host.Index, settings, hostSettings)
+	created, err := engine.ContainerCreate(ctx, settings, hostSettings, nil, nil, host.Container)
 	if err != nil {
 		return fmt.Errorf("host %s: creating %s: %w", host.ID, host.Container, err)
 	}

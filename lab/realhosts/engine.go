@@ -47,7 +47,7 @@ func (c *Cluster) startDockerd(ctx context.Context, host Host, init Process) err
 	// A pid file of a killed dockerd may name a living process by now; dockerd would refuse to start.
 	os.Remove(c.paths.in(host.ID, "run/docker.pid"))
 	argv := []string{"dockerd", "--containerd", "/run/containerd/containerd.sock", "--pidfile", "/run/docker.pid",
-		"--cgroup-parent", "/" + cgroupName(c.state) + "/" + host.ID}
+		"--exec-opt", "native.cgroupdriver=cgroupfs", "--cgroup-parent", "/" + cgroupName(c.state) + "/" + host.ID}
 	for _, network := range insecureNetworks {
 		argv = append(argv, "--insecure-registry", network)
 	}
@@ -63,19 +63,26 @@ func (c *Cluster) awaitEngine(ctx context.Context, host Host, init Process) erro
 		return err
 	}
 	defer engine.Close()
-	started := time.Now()
 	log := filepath.Join(c.paths.log(host.ID), "dockerd.log")
-	return poll(ctx, 20*time.Millisecond, "the engine of host "+host.ID, func() (bool, error) {
+	look := time.Now().Add(deadAfter)
+	return poll(ctx, 50*time.Millisecond, "the engine of host "+host.ID, func() (bool, error) {
 		if _, err := engine.Ping(ctx); err == nil {
 			return true, nil
 		}
+		if time.Now().Before(look) {
+			return false, nil
+		}
+		look = time.Now().Add(deadAfter)
 		running, err := named(init, "dockerd")
-		if err == nil && len(running) == 0 && time.Since(started) > 2*time.Second {
+		if err == nil && len(running) == 0 {
 			err = fmt.Errorf("dockerd died; see %s%s", log, lastLines(log, 3))
 		}
 		return false, err
 	})
 }
+
+// deadAfter is how often a starting engine is looked for among the processes: the look reads all of /proc.
+const deadAfter = 2 * time.Second
 
 func cgroupName(st *State) string { return "qnetops-lab-" + st.ID }
 

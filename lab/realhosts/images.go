@@ -23,6 +23,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"golang.org/x/sys/unix"
 
 	"github.com/qnetops/qnetops/lab/simnode"
 )
@@ -130,21 +131,45 @@ func tarLayer(files []tarFile) (v1.Layer, error) {
 	return tarball.LayerFromOpener(open, tarball.WithCompressionLevel(gzip.BestSpeed), tarball.WithCompressedCaching)
 }
 
-// serveRegistry answers on the bridge until the cluster is closed. Nothing outside the machine can reach it.
+// serveRegistry answers on the bridge until the cluster is closed or its record is gone. Nothing outside the machine
+// can reach it.
 func (c *Cluster) serveRegistry(ctx context.Context) error {
 	if err := os.MkdirAll(c.paths.registry(), 0o755); err != nil {
 		return fmt.Errorf("making the registry's folder: %w", err)
 	}
-	var listen net.ListenConfig
-	listener, err := listen.Listen(ctx, "tcp", c.state.Registry)
+	listener, err := c.listenRegistry(ctx)
 	if err != nil {
 		return fmt.Errorf("starting the registry: %w", err)
 	}
 	quiet := log.New(io.Discard, "", 0)
-	c.registry = &http.Server{ErrorLog: quiet, ReadHeaderTimeout: 10 * time.Second,
+	server := &http.Server{ErrorLog: quiet, ReadHeaderTimeout: 10 * time.Second,
 		Handler: registry.New(registry.Logger(quiet), registry.WithBlobHandler(registry.NewDiskBlobHandler(c.paths.registry())))}
-	go c.registry.Serve(listener)
+	watch, stop := context.WithCancel(context.Background())
+	c.closeRegistry = func() error { stop(); return server.Close() }
+	go server.Serve(listener)
+	go func() {
+		// Down in another process cannot close the listener here; left open it would hold the address of a later lab.
+		if c.Wait(watch) == nil {
+			server.Close()
+		}
+	}()
 	return nil
+}
+
+// listenRegistry gives the owner of a lab that went down a moment ago the time to notice.
+func (c *Cluster) listenRegistry(ctx context.Context) (net.Listener, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	var listener net.Listener
+	err := poll(ctx, 100*time.Millisecond, c.state.Registry+" to be free", func() (bool, error) {
+		l, err := new(net.ListenConfig).Listen(ctx, "tcp", c.state.Registry)
+		if errors.Is(err, unix.EADDRINUSE) {
+			return false, nil
+		}
+		listener = l
+		return err == nil, err
+	})
+	return listener, err
 }
 
 // pushImages builds all images and puts them into the registry. Their digests depend only on binary, spec and

@@ -144,6 +144,8 @@ func TestCluster(t *testing.T) {
 	c, err := Up(within(t, 2*time.Minute), Config{Nodes: 3, SuperFrom: 3, Dir: dir, Binary: binary, Block: 100 * time.Millisecond,
 		NodeEnv: func(i int) []string {
 			return []string{fmt.Sprintf("QNET_WALLET_SEED=sentinel seed %d", i), "QNET_ADMIN_SECRET=sentinel admin"}
+		}, Container: func(i int, settings *container.Config, host *container.HostConfig) {
+			settings.Labels, host.Memory = map[string]string{"lab.test": strconv.Itoa(i)}, 256<<20
 		}, Progress: func(line string) { t.Log(line) }})
 	if err != nil {
 		t.Fatal(err)
@@ -236,6 +238,9 @@ func testContainer(t *testing.T, c *Cluster) {
 		if settings.RestartPolicy.Name != "always" || !slices.Equal(settings.Binds, []string{"/opt/qnet/data:/app/data"}) ||
 			fmt.Sprint(settings.LogConfig.Config) != fmt.Sprint(wantLog) || len(settings.PortBindings) != 4 {
 			t.Errorf("%s: host config %+v", host.ID, settings)
+		}
+		if settings.Memory != 256<<20 || got[0].Config.Labels["lab.test"] != strconv.Itoa(host.Index) {
+			t.Errorf("%s: Config.Container had no effect: %+v", host.ID, got[0].Config.Labels)
 		}
 		env := got[0].Config.Env
 		peers := "QNETOPS_LAB_PEERS=genesis_node_001@" + c.Hosts()[0].Address + ":9876,genesis_node_002@" + c.Hosts()[1].Address + ":9876," +
@@ -509,9 +514,25 @@ func testDown(t *testing.T, c *Cluster) {
 	if err := os.WriteFile(mine, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	c.Close()
+	down := make(chan error, 1)
+	go func() { down <- c.Wait(within(t, time.Minute)) }()
 	if err := Down(within(t, time.Minute), dir); err != nil {
 		t.Fatal(err)
+	}
+	if err := <-down; err != nil {
+		t.Errorf("the owner was not told: %v", err)
+	}
+	next, err := claim(within(t, time.Minute), Config{Nodes: 1, SuperFrom: 6, Dir: filepath.Join(t.TempDir(), "next"), NodeEnv: func(int) []string { return nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if listener, err := next.listenRegistry(within(t, time.Minute)); err != nil {
+		t.Errorf("the owner keeps the address of the registry: %v", err)
+	} else {
+		listener.Close()
+	}
+	if err := next.Down(within(t, time.Minute)); err != nil {
+		t.Error(err)
 	}
 	assertGone(t, &st, dir)
 	left, _ := filepath.Glob(filepath.Join(dir, "*"))
