@@ -337,7 +337,12 @@ func (c *carrier) unknownFields() {
 		}
 		if was, ok := c.oldImg[k]; ok && same(v, was) && !slices.Contains(notMerged, k) {
 			delete(c.cfg, k)
-			c.allow.want["Config."+k] = c.newImg[k]
+			for p := range flatLeaves("Config."+k, v) {
+				c.allow.want[p] = nil
+			}
+			for p, n := range flatLeaves("Config."+k, c.newImg[k]) {
+				c.allow.want[p] = n
+			}
 			c.inherited(k, "", !same(v, c.newImg[k]))
 			continue
 		}

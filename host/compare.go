@@ -157,6 +157,12 @@ func leaves(out map[string]any, p string, v any) {
 	}
 }
 
+func flatLeaves(p string, v any) map[string]any {
+	out := map[string]any{}
+	leaves(out, p, v)
+	return out
+}
+
 // fingerprint is a digest of the settings of a container, without what changes by
 // itself: equal ones mean that nobody has touched it in between.
 func fingerprint(inspect object) string {

@@ -15,8 +15,8 @@ type Config struct {
 	StateDir      string // fence, locks and transaction logs, before Root is put in front
 	DialEngine    func(ctx context.Context) (net.Conn, error)
 	Version       string
-	StartGuardian func(ctx context.Context) (Process, error)
-	DockerConfig  string // the folder that holds config.json with the registry logins, before Root
+	StartGuardian func(ctx context.Context) (Process, error) // ctx bounds the start; the guardian outlives it
+	DockerConfig  string                                     // the folder that holds config.json with the registry logins, before Root
 	Facts         FactsSource
 
 	// EngineWait bounds how long a transaction waits for an engine that went away.
