@@ -44,7 +44,7 @@ type judgement struct {
 func (n NodeView) distrust() string {
 	for _, f := range n.Faults {
 		switch f.What {
-		case askPosition, askHealthz, askHealth:
+		case askPosition, askHealthz, askHealth, askSeal:
 		default:
 			continue
 		}
@@ -165,6 +165,9 @@ func (j *judgement) node(i int) (State, []string) {
 	if n.last() == nil {
 		return n.silent()
 	}
+	if n.Container == nil {
+		return StateUnknown, []string{"container not read: " + errText(n.fault(askContainer))}
+	}
 	if why, yes := j.cmp.forked(i); yes {
 		return Fork, []string{why}
 	}
@@ -185,6 +188,8 @@ func (n NodeView) dead() (State, string) {
 	switch {
 	case !n.Reachable:
 		return Down, "host not reached, counted as down: " + errText(n.Err)
+	case n.NoContainer && n.last() != nil:
+		return StateUnknown, "a node answers, but no container of the configured name is on the host"
 	case n.NoContainer:
 		return Down, "no container of the configured name on the host"
 	case n.Container == nil || n.Container.State == "running":

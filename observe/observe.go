@@ -205,7 +205,7 @@ func (s *survey) resample(ctx context.Context) {
 	still := max(stallBlocks*s.block, leastStill)
 	for ctx.Err() == nil {
 		passed := time.Since(s.began)
-		switch why := open(s.view()); {
+		switch why := open(s.sights()); {
 		case s.round >= 2 && why == "":
 			return
 		case s.round >= 2 && passed >= quietBlocks*s.block && why != openStill:
@@ -250,11 +250,20 @@ func wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// view puts together what was seen so far.
-func (s *survey) view() View {
+// sights is what the rounds have seen so far, while details are still at work.
+func (s *survey) sights() View {
 	v := View{Fleet: s.crew.Name(), Block: s.block, TakenAt: s.began, Seal: s.sealing}
 	for _, n := range s.nodes {
-		v.Nodes = append(v.Nodes, n.seen.with(n.facts))
+		v.Nodes = append(v.Nodes, n.seen)
+	}
+	return v
+}
+
+// view adds what details gathered; only after they are done.
+func (s *survey) view() View {
+	v := s.sights()
+	for i, n := range s.nodes {
+		v.Nodes[i] = v.Nodes[i].with(n.facts)
 	}
 	return v
 }

@@ -21,7 +21,7 @@ func (s *survey) seals(ctx context.Context) {
 	s.say("", "comparing sealed history")
 	for read := range sealReads {
 		s.readSeals(ctx, index)
-		cmp := compare(s.view().Nodes)
+		cmp := compare(s.sights().Nodes)
 		if !cmp.seals.any(cmp.seals.suspects) && !cmp.digests.any(cmp.digests.suspects) || read == sealReads-1 {
 			break
 		}

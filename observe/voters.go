@@ -106,6 +106,7 @@ func CountVoters(in VoterInput) Voters {
 		default:
 			line.HostID = at[0].HostID
 			line.Why = fmt.Sprintf("hosts %s and %s both claim this id", at[0].HostID, at[1].HostID)
+			nameless = append(nameless, at[1:]...) // one of them is somebody else
 		}
 		v.Counted = append(v.Counted, line)
 	}
@@ -113,6 +114,8 @@ func CountVoters(in VoterInput) Voters {
 		why := "its node id is not known"
 		if h.HostID == in.Without {
 			why = "to be stopped; " + why
+		} else if h.NodeID != "" {
+			why = "claims the id of another host"
 		} else if !h.Reachable {
 			why = "does not answer: " + h.Why
 		}
