@@ -162,11 +162,9 @@ func (c *chain) slotAt(t time.Time) int64 {
 	return (t.UnixNano()-c.s.genesisNanos)/int64(c.s.block) + int64(c.s.history)
 }
 
-// stamp is a slot as a chain timestamp in unix seconds: one second a slot,
-// whatever the lab's block time is.
-func (c *chain) stamp(slot int64) uint64 {
-	return uint64(c.s.genesisNanos/int64(time.Second) + slot - int64(c.s.history))
-}
+// stamp is a slot as a chain timestamp in unix seconds. With blocks shorter
+// than a second several blocks share one.
+func (c *chain) stamp(slot int64) uint64 { return uint64(c.due(slot).Unix()) }
 
 // eligible is the eligible set sealed in macroblock w: the genesis members and
 // each super node whose registration is at least the warm-up below the window's

@@ -141,9 +141,7 @@ func (p *proc) receive(now time.Time, env Envelope) {
 	case m.T == msgVote && m.Vote != nil:
 		p.onVote(now, *m.Vote)
 	case m.T == msgGetQC:
-		if from := m.Certs; from >= 1 && from <= uint64(len(p.c.certs)) {
-			p.send(env.From, message{T: msgQCs, QCs: p.c.certs[from-1 : min(from+199, uint64(len(p.c.certs)))]})
-		}
+		p.serveCerts(env.From, m.Certs)
 	case m.T == msgQCs:
 		p.onCerts(now, env.From, m.QCs)
 	case m.T == msgDecree && m.Decree != nil:
@@ -330,7 +328,7 @@ func (p *proc) forge(now time.Time) {
 		Producer: p.s.id, Prev: p.c.tipHash(), Joins: p.joins(now)}
 	b.Hash = b.sum()
 	p.mark = mark{Height: h, Round: b.Round, Window: node.OwnWindow(h)}
-	p.stored(p.st.writeJSON(fileMark, p.mark))
+	p.stored(p.st.writeMark(p.mark))
 	p.produced++
 	p.push(now, b)
 	p.broadcast(message{T: msgBlock, Block: &b})
@@ -510,6 +508,9 @@ func (p *proc) certified(ct cert, adopted bool) {
 	delete(p.tally, ct.Index)
 	if ct.Index > 1 {
 		p.log.info("[INFO][BFT2] checkpoint_final round=%d finalized_h=%d", ct.Index-1, p.c.finalized())
+	}
+	if w > 0 && w%node.GALCWindows == 0 {
+		p.log.always("[INFO][GALC] root_adopted mb=%d hash=%.16s", w, p.c.sealed[w-1].hash)
 	}
 	if w == 0 || adopted || p.rng.IntN(8) == 0 {
 		// A macroblock that was stored by sync or by the leader's broadcast

@@ -29,12 +29,13 @@ const (
 	FaultFork          Kind = "fork"           // reports another tip hash
 	FaultStopProducing Kind = "stop-producing" // never produces, not even for others
 	FaultStorageError  Kind = "storage-error"  // macroblock reads fail
+	FaultLogLevel      Kind = "log-level"      // =0..5 [2] instead of QNET_LOG_LEVEL
 )
 
 // Kinds lists the faults a node knows.
 func Kinds() []Kind {
 	return []Kind{FaultMute, FaultAbstain, FaultIsolate, FaultLag, FaultSlow, FaultSkew, FaultHangHealth, FaultLieHeight,
-		FaultLieBuild, FaultRateLimit, FaultFailover, FaultFork, FaultStopProducing, FaultStorageError}
+		FaultLieBuild, FaultRateLimit, FaultFailover, FaultFork, FaultStopProducing, FaultStorageError, FaultLogLevel}
 }
 
 // Faults are the faults set on one node. The zero value has none; all methods
@@ -51,7 +52,7 @@ func (f *Faults) Set(kind Kind, arg string) error {
 		return fmt.Errorf("unknown node fault %q: known are %s", kind, joinKinds())
 	}
 	switch kind {
-	case FaultLag, FaultLieHeight, FaultSkew:
+	case FaultLag, FaultLieHeight, FaultSkew, FaultLogLevel:
 		if _, err := strconv.ParseInt(arg, 10, 32); arg != "" && err != nil {
 			return fmt.Errorf("fault %s: argument %q is not a number", kind, arg)
 		}

@@ -185,6 +185,19 @@ func (n *labNode) listen(_, addr string) (net.Listener, error) {
 
 // do sends one request from an address to one of the node's ports.
 func (n *labNode) do(from, port string, req *http.Request) (int, string, http.Header, error) {
+	ctx, cancel := context.WithTimeout(req.Context(), 10*time.Second)
+	defer cancel()
+	resp, err := n.response(from, port, req.WithContext(ctx))
+	if err != nil {
+		return 0, "", nil, err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(body), resp.Header, err
+}
+
+// response is one exchange on a connection of its own.
+func (n *labNode) response(from, port string, req *http.Request) (*http.Response, error) {
 	dial := func(context.Context, string, string) (net.Conn, error) {
 		n.mu.Lock()
 		l := n.ports[port]
@@ -200,15 +213,7 @@ func (n *labNode) do(from, port string, req *http.Request) (int, string, http.He
 			return nil, errors.New("connection refused")
 		}
 	}
-	tr := &http.Transport{DialContext: dial, DisableKeepAlives: true}
-	defer tr.CloseIdleConnections()
-	resp, err := (&http.Client{Transport: tr, Timeout: 10 * time.Second}).Do(req)
-	if err != nil {
-		return 0, "", nil, err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	return resp.StatusCode, string(body), resp.Header, err
+	return (&http.Transport{DialContext: dial, DisableKeepAlives: true}).RoundTrip(req)
 }
 
 func (n *labNode) get(path string) (int, string) {

@@ -2,6 +2,7 @@ package simnode
 
 import (
 	"context"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -29,6 +30,7 @@ type Transport interface {
 type Hub struct {
 	mu    sync.Mutex
 	ports map[string]*port
+	ids   []string // of ports, sorted
 	links map[string]*link
 	rng   *rand.Rand
 }
@@ -62,11 +64,17 @@ func (h *Hub) Join(id string) Transport {
 	defer h.mu.Unlock()
 	p := &port{hub: h, id: id, in: make(chan Envelope, inboxSize)}
 	h.ports[id] = p
+	h.ids = slices.Sorted(maps.Keys(h.ports))
 	return p
 }
 
 // Leave unplugs a node.
-func (h *Hub) Leave(id string) { h.mu.Lock(); defer h.mu.Unlock(); delete(h.ports, id) }
+func (h *Hub) Leave(id string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.ports, id)
+	h.ids = slices.Sorted(maps.Keys(h.ports))
+}
 
 // Cut loses all messages from and to a node until Heal.
 func (h *Hub) Cut(id string) { h.change(id, func(l *link) { l.cut = true }) }
@@ -136,12 +144,11 @@ func (p *port) Receive() <-chan Envelope { return p.in }
 func (p *port) Peers() []string {
 	p.hub.mu.Lock()
 	defer p.hub.mu.Unlock()
-	ids := make([]string, 0, len(p.hub.ports))
-	for id := range p.hub.ports {
+	ids := make([]string, 0, len(p.hub.ids))
+	for _, id := range p.hub.ids {
 		if id != p.id {
 			ids = append(ids, id)
 		}
 	}
-	slices.Sort(ids)
 	return ids
 }

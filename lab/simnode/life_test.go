@@ -2,6 +2,7 @@ package simnode
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -491,6 +492,13 @@ func TestReportingFaults(t *testing.T) {
 		if code, _ := n.get("/healthz"); code != 200 {
 			t.Error("healthz hangs too")
 		}
+		set(FaultLogLevel, "")
+		l.blocks(2)
+		seals := n.out.count("checkpoint_final")
+		l.blocks(70)
+		if n.out.count("checkpoint_final") != seals {
+			t.Error("log-level fault: an INFO line at level 2")
+		}
 		set(FaultMute, "")
 		before := n.out.count("participating")
 		l.blocks(100)
@@ -714,4 +722,92 @@ func TestSigningMarkStopsASecondBlock(t *testing.T) {
 func newGet(path string) *http.Request {
 	req, _ := http.NewRequest(http.MethodGet, "http://node"+path, nil)
 	return req
+}
+
+func TestFleetRollbackGoesOn(t *testing.T) {
+	bubble(t, 5, 0, []string{history}, func(t *testing.T, l *labNet) {
+		l.start(l.ids...)
+		l.blocks(upBlocks + 50)
+		for _, id := range l.ids {
+			l.nodes[id].halt()
+			l.nodes[id].start("QNET_ROLLBACK_TO_LAST_SEALED=1")
+		}
+		l.blocks(2)
+		n := l.nodes[l.ids[0]]
+		h, sealed := n.heightNow(), n.sealedNow()
+		if h%30 != 0 {
+			t.Fatalf("height %d after the rollback is no certified point", h)
+		}
+		l.blocks(upBlocks + 200)
+		if n.heightNow() < h+150 || n.sealedNow() < sealed+2 {
+			t.Errorf("height %d -> %d, sealed %d -> %d: the fleet does not go on", h, n.heightNow(), sealed, n.sealedNow())
+		}
+	})
+}
+
+func TestOneNodeLab(t *testing.T) {
+	bubble(t, 1, 0, []string{EnvGenesisCount + "=1"}, func(t *testing.T, l *labNet) {
+		l.start(l.ids...)
+		l.blocks(upBlocks + 200)
+		n := l.nodes[l.ids[0]]
+		if n.sealedNow() != 1 {
+			t.Errorf("height %d, sealed %d", n.heightNow(), n.sealedNow())
+		}
+		checkProof(t, n.mbOf(1), n.proofOf(1))
+	})
+}
+
+func TestFaultFile(t *testing.T) {
+	bubble(t, 5, 0, []string{history}, func(t *testing.T, l *labNet) {
+		n := l.nodes[l.ids[0]]
+		n.faults = nil // as in a container: nobody but the data directory tells it
+		l.start(l.ids...)
+		l.blocks(10)
+		path := filepath.Join(n.dir, fileFaults)
+		if err := os.WriteFile(path, []byte("lie-build=7654321\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		l.blocks(6)
+		if _, body := n.get("/healthz"); !strings.HasSuffix(body, "build=7654321") {
+			t.Errorf("fault file is not read: %q", body)
+		}
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		l.blocks(6)
+		if _, body := n.get("/healthz"); !strings.HasSuffix(body, "build=1111111") {
+			t.Errorf("fault stays: %q", body)
+		}
+	})
+}
+
+func TestLongChainSyncAndGALC(t *testing.T) {
+	bubble(t, 5, 0, []string{EnvHistory + "=3510"}, func(t *testing.T, l *labNet) {
+		l.start(l.ids[:4]...)
+		l.blocks(130 + 5000)
+		late := l.nodes[l.ids[4]]
+		late.start()
+		l.blocks(40)
+		ref := l.nodes[l.ids[0]]
+		if a, b := late.heightNow(), ref.heightNow(); a+1 < b {
+			t.Fatalf("%d behind %d", a, b)
+		}
+		if a, b := late.sealedNow(), ref.sealedNow(); a != b {
+			t.Errorf("sealed %d, elsewhere %d", a, b)
+		}
+		w := uint64(80)
+		if ref.sealedNow() < w {
+			w = 40
+		}
+		want := fmt.Sprintf("[INFO][GALC] root_adopted mb=%d hash=%.16s", w, ref.mbOf(w).hash())
+		if ref.out.count(want) != 1 || late.out.count(want) != 1 {
+			t.Errorf("no line %q", want)
+		}
+		late.halt()
+		late.start()
+		l.blocks(2)
+		if late.out.count("[INFO][GALC] reloaded_persisted_root mb=") != 1 {
+			t.Error("root is not reloaded")
+		}
+	})
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 )
 
 // logger writes the node's log. Lines of kind I and W exist only from a log
@@ -11,7 +12,7 @@ import (
 type logger struct {
 	mu       sync.Mutex
 	out, err io.Writer
-	level    int
+	level    atomic.Int32
 }
 
 const (
@@ -26,7 +27,9 @@ func newLogger(out, err io.Writer, level int) *logger {
 	if err == nil {
 		err = io.Discard
 	}
-	return &logger{out: out, err: err, level: level}
+	l := &logger{out: out, err: err}
+	l.level.Store(int32(level))
+	return l
 }
 
 // always prints whatever the level is.
@@ -34,13 +37,13 @@ func (l *logger) always(format string, args ...any) { l.write(l.out, format, arg
 
 // info prints a line marked (I), warn one marked (W).
 func (l *logger) info(format string, args ...any) {
-	if l.level >= levelInfo {
+	if l.level.Load() >= levelInfo {
 		l.write(l.out, format, args)
 	}
 }
 
 func (l *logger) warn(format string, args ...any) {
-	if l.level >= levelWarn {
+	if l.level.Load() >= levelWarn {
 		l.write(l.out, format, args)
 	}
 }

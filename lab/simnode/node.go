@@ -82,16 +82,15 @@ type proc struct {
 	tick    uint64
 	tickAt  time.Time // when the next tick is due
 
-	mark     mark
-	orphans  map[uint64]block
-	request  request
-	behind   int // ticks in a row with a peer ahead
-	certLag  int // ticks in a row with a peer's certificates ahead
-	tipAt    time.Time
-	gateAt   time.Time // when this node could last start to produce
-	parked   bool
-	round    uint64
-	boundary uint64 // newest window head this node took part in or skipped
+	mark    mark
+	orphans map[uint64]block
+	request request
+	behind  int // ticks in a row with a peer ahead
+	certLag int // ticks in a row with a peer's certificates ahead
+	tipAt   time.Time
+	gateAt  time.Time // when this node could last start to produce
+	parked  bool
+	round   uint64
 
 	cur   ballot
 	tally map[uint64]*tally
@@ -244,6 +243,9 @@ func (p *proc) replay(env environ) error {
 		return err
 	}
 	p.rollback(env)
+	if w := p.c.lastSealed() / node.GALCWindows * node.GALCWindows; w > 0 {
+		p.log.always("[INFO][GALC] reloaded_persisted_root mb=%d hash=%.16s", w, p.c.sealed[w-1].hash)
+	}
 	p.cachedHeight = p.c.tip()
 	return nil
 }
@@ -287,7 +289,7 @@ func (p *proc) lowerMark(h uint64) {
 	}
 	old := p.mark
 	p.mark = mark{Height: h, Window: node.OwnWindow(h)}
-	if err := p.st.writeJSON(fileMark, p.mark); err != nil {
+	if err := p.st.writeMark(p.mark); err != nil {
 		p.log.always("[ERR][ROLLBACK] signed_mark_lower_failed to=%d err=%v — this node will refuse to produce", h, err)
 		return
 	}
@@ -653,6 +655,11 @@ func (p *proc) onTick(now time.Time) {
 		}
 		p.hello("")
 	}
+	level := p.s.logLevel
+	if p.fault.On(FaultLogLevel) {
+		level = int(p.fault.num(FaultLogLevel, levelWarn))
+	}
+	p.log.level.Store(int32(level))
 	p.sync(now)
 	p.revote(now)
 	p.watch(now)

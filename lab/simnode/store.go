@@ -49,6 +49,7 @@ type store struct {
 	lock    *os.File
 	blocks  *os.File
 	certs   *os.File
+	mark    *os.File
 	offsets []int64 // end of each stored block's line
 	ends    []int64 // the same for certificates
 	first   uint64  // blocks up to here are pre-made and not stored
@@ -248,6 +249,27 @@ func (st *store) writeJSON(name string, v any) error {
 	return os.Rename(path+".tmp", path)
 }
 
+// writeMark overwrites the signing mark in place: it changes with every block,
+// and its padded form always has the same length.
+func (st *store) writeMark(v mark) error {
+	if st.dir == "" {
+		return nil
+	}
+	if st.mark == nil {
+		f, err := os.OpenFile(filepath.Join(st.dir, fileMark), os.O_CREATE|os.O_WRONLY, 0o644)
+		if err != nil {
+			return fmt.Errorf("writing signing mark: %w", err)
+		}
+		st.mark = f
+	}
+	raw, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	_, err = st.mark.WriteAt(fmt.Appendf(nil, "%-96s\n", raw), 0)
+	return err
+}
+
 func (st *store) faults() string {
 	if st.dir == "" {
 		return ""
@@ -265,7 +287,7 @@ func (st *store) flush() error {
 }
 
 func (st *store) close() {
-	for _, f := range []*os.File{st.blocks, st.certs, st.lock} {
+	for _, f := range []*os.File{st.blocks, st.certs, st.mark, st.lock} {
 		if f != nil {
 			_ = f.Close()
 		}

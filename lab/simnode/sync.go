@@ -11,6 +11,7 @@ import (
 const (
 	batchBlocks = 3000
 	batchSlow   = 6
+	batchSigs   = 4000
 )
 
 // sync asks for what this node lacks: blocks, then certificates.
@@ -86,6 +87,23 @@ func (p *proc) serve(to string, m message) {
 	p.send(to, message{T: msgBlocks, Height: tip, Blocks: p.c.blocks[m.Height-1 : end]})
 }
 
+// serveCerts answers a request for certificates; the batch is bounded by its
+// signatures, which a large committee has many of.
+func (p *proc) serveCerts(to string, from uint64) {
+	if from < 1 || from > uint64(len(p.c.certs)) {
+		return
+	}
+	var list []cert
+	sigs := 0
+	for _, ct := range p.c.certs[from-1:] {
+		if sigs += len(ct.Sigs); len(list) > 0 && sigs > batchSigs {
+			break
+		}
+		list = append(list, ct)
+	}
+	p.send(to, message{T: msgQCs, QCs: list})
+}
+
 // onBlocks takes a batch: the continuation of this chain, or another branch
 // that replaces ours above the certified floor if it is longer.
 func (p *proc) onBlocks(now time.Time, from string, list []block) {
@@ -133,7 +151,12 @@ func (p *proc) onCerts(now time.Time, from string, list []cert) {
 		if ct.Index != uint64(len(p.c.certs))+1 {
 			continue
 		}
-		if !p.prepare() || !p.c.validCert(ct) {
+		if !p.prepare() {
+			break
+		}
+		if !p.c.validCert(ct) {
+			members := len(p.c.committee(node.WindowOf(ct.Index * node.CheckpointBlocks)))
+			p.log.warn("[WARN][BFT2] qc_rejected index=%d signers=%d committee=%d quorum=%d", ct.Index, len(ct.Signers), members, node.QuorumSize(members))
 			break
 		}
 		if ct.Hash != p.cur.hash {

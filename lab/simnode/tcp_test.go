@@ -232,8 +232,14 @@ func BenchmarkSixNodes(b *testing.B) {
 			for up.Load() > 0 {
 				time.Sleep(time.Millisecond)
 			}
-			seals := outs[0].count("checkpoint_final")
-			b.ReportMetric(float64(seals), "checkpoints")
+			b.ReportMetric(float64(outs[0].count("checkpoint_final")), "checkpoints")
+			failed := 0
+			for line := range strings.Lines(outs[0].String()) {
+				if strings.Contains(line, "failover_events=") && !strings.Contains(line, "failover_events=0") {
+					failed++
+				}
+			}
+			b.ReportMetric(float64(failed), "lines-with-failovers")
 			b.ReportMetric(float64(runtime.NumGoroutine()), "goroutines-left")
 		})
 	}
