@@ -318,3 +318,17 @@ func (e *Engine) RemoveContainer(ref string) error {
 	}
 	return e.remove(c, true, true)
 }
+
+// StopContainer stops a container by hand, on behalf of the lab.
+func (e *Engine) StopContainer(ref string) error {
+	e.mu.Lock()
+	c := e.find(ref)
+	e.mu.Unlock()
+	if c == nil {
+		return refused(404, "No such container: %s", ref)
+	}
+	if err := e.stop(c, -1); err != nil && !isNotModified(err) {
+		return err
+	}
+	return nil
+}
