@@ -86,28 +86,25 @@ var every = map[string]struct {
 // TestEveryRouteRefuses runs the answers that must never be read as values
 // against every route.
 func TestEveryRouteRefuses(t *testing.T) {
-	huge := `{"height":1,"x":"` + strings.Repeat("a", maxProof) + `"}`
 	traps := map[string]answer{
-		"empty object":      asJSON(`{}`),
-		"empty body":        asJSON(``),
-		"null":              asJSON(`null`),
-		"list":              asJSON(`[]`),
-		"html":              {200, "text/html", "<html><body>Welcome to nginx</body></html>"},
-		"html as json":      asJSON("<html></html>"),
-		"no content type":   {200, "", `{}`},
-		"storage error":     asJSON(`{"error":"Failed to get macroblock","details":"internal error"}`),
-		"odd error":         asJSON(`{"error":{"code":1}}`),
-		"empty error":       asJSON(`{"error":""}`),
-		"bare failure":      asJSON(`{"success":false}`),
-		"framework 404":     {404, "text/plain; charset=utf-8", ""},
-		"server error":      {500, "application/json", healthBody},
-		"read budget":       {503, "application/json", `{"error":"busy"}`},
-		"redirect":          {302, "application/json", posBody},
-		"two documents":     asJSON(posBody + posBody),
-		"cut json":          asJSON(posBody[:40]),
-		"too large":         asJSON(huge),
-		"too large as text": asText(huge),
-		"not utf-8":         asText("ok h=1 build=\xff"),
+		"empty object":    asJSON(`{}`),
+		"empty body":      asJSON(``),
+		"null":            asJSON(`null`),
+		"list":            asJSON(`[]`),
+		"html":            {200, "text/html", "<html><body>Welcome to nginx</body></html>"},
+		"html as json":    asJSON("<html></html>"),
+		"no content type": {200, "", `{}`},
+		"storage error":   asJSON(`{"error":"Failed to get macroblock","details":"internal error"}`),
+		"odd error":       asJSON(`{"error":{"code":1}}`),
+		"empty error":     asJSON(`{"error":""}`),
+		"bare failure":    asJSON(`{"success":false}`),
+		"framework 404":   {404, "text/plain; charset=utf-8", ""},
+		"server error":    {500, "application/json", healthBody},
+		"read budget":     {503, "application/json", `{"error":"busy"}`},
+		"redirect":        {302, "application/json", posBody},
+		"two documents":   asJSON(posBody + posBody),
+		"cut json":        asJSON(posBody[:40]),
+		"not utf-8":       asText("ok h=1 build=\xff"),
 	}
 	for name, r := range every {
 		for trap, a := range traps {
@@ -119,6 +116,21 @@ func TestEveryRouteRefuses(t *testing.T) {
 			if err != nil && len(err.Error()) > 600 {
 				t.Errorf("%s, %s: error of %d bytes", name, trap, len(err.Error()))
 			}
+		}
+	}
+}
+
+// TestTooLargeBody: each kind of route has a bound, and a body beyond it is no answer.
+func TestTooLargeBody(t *testing.T) {
+	for name, a := range map[string]answer{
+		"healthz":  asText("ok h=1 build=" + strings.Repeat("a", maxSmall)),
+		"position": asJSON(posBody + strings.Repeat(" ", maxBody)),
+		"proof":    asJSON(`{"x":"` + strings.Repeat("a", maxProof) + `"}`),
+	} {
+		r := every[name]
+		err := r.call(t.Context(), serve(t, map[string]answer{r.path: a}))
+		if e, ok := errors.AsType[*AnswerError](err); !ok || !strings.Contains(e.Reason, "larger") {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
