@@ -191,13 +191,14 @@ func (c *Conn) checkContainer(ctx context.Context, r *HostReport) {
 }
 
 func (c *Conn) checkClock(ctx context.Context, r *HostReport) {
-	offset, err := c.Clock(ctx)
+	reading, err := c.clock(ctx)
 	if err != nil {
 		r.fail("clock", err)
 		return
 	}
+	offset := reading.offset
 	r.ClockOffset = &offset
-	if offset.Abs() >= ClockTolerance {
+	if offset.Abs()-reading.within >= ClockTolerance {
 		r.find("clock", false, "look at the time service of the host (chronyc tracking), and at this machine's", "clock is %s away from this machine's", offset.Round(time.Millisecond))
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/events"
 	"github.com/docker/docker/api/types/filters"
@@ -195,7 +196,6 @@ func (e *Engine) explain(ctx context.Context, what string, note *dialNote, err e
 		return nil
 	}
 	var known interface{ Hint() string }
-	var missing interface{ NotFound() }
 	fault := &EngineError{Host: e.conn.host.ID, Fault: EngineAnswer, What: what, Err: err}
 	switch dialled := note.get(); {
 	case dialled != nil && ctx.Err() == nil:
@@ -206,8 +206,10 @@ func (e *Engine) explain(ctx context.Context, what string, note *dialNote, err e
 		return err
 	case e.conn.link.isDead():
 		return fmt.Errorf("docker engine: %s: %w", what, e.conn.link.dropped())
-	case errors.As(err, &missing):
+	case errdefs.IsNotFound(err):
 		fault.Fault = EngineNotFound
+	case errdefs.IsPermissionDenied(err), errdefs.IsUnauthorized(err):
+		fault.Fault = EnginePermission
 	case client.IsErrConnectionFailed(err):
 		fault.Fault = EngineUnreachable
 	}
