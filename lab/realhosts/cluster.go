@@ -125,15 +125,28 @@ func (c *Cluster) build(ctx context.Context, cfg Config) error {
 	if err := c.serveRegistry(ctx); err != nil {
 		return err
 	}
+	if err := c.buildHosts(ctx, cfg); err != nil {
+		return err
+	}
+	if err := errors.Join(c.writeKnownHosts(), c.writeHostsFile()); err != nil {
+		return err
+	}
+	// The chain starts now: a genesis from before the engines were ready would be a chain that failed its first slots.
+	genesis := time.Now()
+	cfg.Progress("starting the nodes")
+	return c.each(ctx, func(ctx context.Context, host Host) error { return c.runNode(ctx, cfg, host, genesis) })
+}
+
+// buildHosts boots all hosts and pulls the first image on each, while the images are being pushed.
+func (c *Cluster) buildHosts(ctx context.Context, cfg Config) error {
 	pushed := make(chan struct{})
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(startsAtOnce + 1)
 	group.Go(func() error {
 		defer close(pushed)
 		return c.pushImages(ctx, cfg)
 	})
-	for _, host := range c.state.Hosts {
-		group.Go(func() error {
+	group.Go(func() error {
+		return c.each(ctx, func(ctx context.Context, host Host) error {
 			if err := c.prepareHost(ctx, host); err != nil {
 				return err
 			}
@@ -141,17 +154,24 @@ func (c *Cluster) build(ctx context.Context, cfg Config) error {
 				return err
 			}
 			<-pushed
-			if err := c.runNode(ctx, cfg, host); err != nil {
+			if err := c.pullFirst(ctx, cfg, host); err != nil {
 				return err
 			}
 			cfg.Progress(fmt.Sprintf("host %s is up: ssh root@%s port %d, container %s", host.ID, host.Address, host.SSHPort, host.Container))
 			return nil
 		})
+	})
+	return group.Wait()
+}
+
+// each works on several hosts at a time and ends with the first error.
+func (c *Cluster) each(ctx context.Context, work func(context.Context, Host) error) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(startsAtOnce)
+	for _, host := range c.state.Hosts {
+		group.Go(func() error { return work(ctx, host) })
 	}
-	if err := group.Wait(); err != nil {
-		return err
-	}
-	return errors.Join(c.writeKnownHosts(), c.writeHostsFile())
+	return group.Wait()
 }
 
 // Open takes hold of a lab that another process brought up.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"time"
 
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/image"
@@ -31,7 +32,7 @@ func identityEnv(cfg Config, i int) []string {
 }
 
 // containerEnv is the environment a node's container is created with. Of two values of one name the later counts.
-func (c *Cluster) containerEnv(cfg Config, host Host) []string {
+func (c *Cluster) containerEnv(cfg Config, host Host, genesis time.Time) []string {
 	var peers, supers []string
 	for _, other := range c.state.Hosts {
 		peers = append(peers, other.NodeID+"@"+other.Address+":9876")
@@ -42,7 +43,7 @@ func (c *Cluster) containerEnv(cfg Config, host Host) []string {
 	env := []string{
 		simnode.EnvPeers + "=" + strings.Join(peers, ","),
 		fmt.Sprintf("%s=%d", simnode.EnvGenesisCount, len(peers)-len(supers)),
-		fmt.Sprintf("%s=%d", simnode.EnvGenesis, c.state.CreatedAt.UnixNano()),
+		fmt.Sprintf("%s=%d", simnode.EnvGenesis, genesis.UnixNano()),
 	}
 	if len(supers) > 0 {
 		env = append(env, simnode.EnvSupers+"="+strings.Join(supers, ","))
@@ -65,9 +66,8 @@ func lastOfEach(env []string) []string {
 	return out
 }
 
-// runNode pulls the first image on a host and starts the node's container, with the settings facts 5.2 gives for
-// its role.
-func (c *Cluster) runNode(ctx context.Context, cfg Config, host Host) error {
+// pullFirst pulls the image that nodes start with.
+func (c *Cluster) pullFirst(ctx context.Context, cfg Config, host Host) error {
 	engine, err := c.Engine(host.ID)
 	if err != nil {
 		return err
@@ -77,10 +77,20 @@ func (c *Cluster) runNode(ctx context.Context, cfg Config, host Host) error {
 	if err := pull(ctx, engine, ref); err != nil {
 		return fmt.Errorf("host %s: pulling %s: %w", host.ID, ref, err)
 	}
+	return nil
+}
+
+// runNode starts the node's container of a host, with the settings facts 5.2 gives for its role.
+func (c *Cluster) runNode(ctx context.Context, cfg Config, host Host, genesis time.Time) error {
+	engine, err := c.Engine(host.ID)
+	if err != nil {
+		return err
+	}
+	defer engine.Close()
 	if err := os.MkdirAll(c.paths.in(host.ID, DataDir), 0o755); err != nil {
 		return fmt.Errorf("host %s: making its data folder: %w", host.ID, err)
 	}
-	settings, hostSettings := &container.Config{Image: ref, Env: c.containerEnv(cfg, host)}, nodeHostConfig(host)
+	settings, hostSettings := &container.Config{Image: c.Image(cfg.Image), Env: c.containerEnv(cfg, host, genesis)}, nodeHostConfig(host)
 	cfg.Container(host.Index, settings, hostSettings)
 	created, err := engine.ContainerCreate(ctx, settings, hostSettings, nil, nil, host.Container)
 	if err != nil {

@@ -160,8 +160,8 @@ func TestCluster(t *testing.T) {
 		run  func(*testing.T, *Cluster)
 	}{
 		{"inventory", testInventory}, {"ssh", testSSH}, {"container", testContainer}, {"pull by digest", testPull},
-		{"peers, isolate, partition", testCut}, {"agents and dropped ssh", testAgents}, {"engine", testEngine},
-		{"faults", testFaults}, {"reboot", testReboot}, {"host key", testHostKey}, {"second up is refused", testSecondUp}, {"down", testDown},
+		{"peers, isolate, partition", testCut}, {"agents and dropped ssh", func(t *testing.T, c *Cluster) { testAgents(t, c, binary) }}, {"engine", testEngine},
+		{"faults", testFaults}, {"reboot", testReboot}, {"host key", testHostKey}, {"second up is refused", func(t *testing.T, c *Cluster) { testSecondUp(t, c, binary) }}, {"down", testDown},
 	} {
 		if !t.Run(part.name, func(t *testing.T) { part.run(t, c) }) {
 			return
@@ -319,7 +319,7 @@ func testCut(t *testing.T, c *Cluster) {
 }
 
 // testAgents starts the two processes of an agent over SSH, drops the connection and finds both still there.
-func testAgents(t *testing.T, c *Cluster) {
+func testAgents(t *testing.T, c *Cluster, binary string) {
 	ctx := within(t, time.Minute)
 	host := c.Hosts()[2]
 	conn := mustDial(t, c, host)
@@ -328,7 +328,7 @@ func testAgents(t *testing.T, c *Cluster) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file, err := os.Open(nodeBinary(t))
+	file, err := os.Open(binary)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -488,8 +488,8 @@ func testHostKey(t *testing.T, c *Cluster) {
 	mustDial(t, c, host)
 }
 
-func testSecondUp(t *testing.T, c *Cluster) {
-	binary, dir := nodeBinary(t), filepath.Dir(c.HostsFile())
+func testSecondUp(t *testing.T, c *Cluster, binary string) {
+	dir := filepath.Dir(c.HostsFile())
 	_, err := Up(within(t, 10*time.Second), Config{Nodes: 1, Dir: dir, Binary: binary})
 	var alive *AliveError
 	if !errors.As(err, &alive) || alive.PID != os.Getpid() {

@@ -20,14 +20,13 @@ type State struct {
 	// Owner is the process that called Up and serves the registry. Without it the lab is dead.
 	Owner Process `json:"owner"`
 	// Subnet is the first address of the lab's 64, without the last number: "198.51.100.", and Base that number.
-	Subnet   string        `json:"subnet"`
-	Base     int           `json:"base"`
-	Bridge   string        `json:"bridge"`
-	Registry string        `json:"registry"`
-	Block    time.Duration `json:"block"`
-	Hosts    []Host        `json:"hosts"`
-	// Created is set when Dir itself was made by Up.
-	CreatedAt time.Time `json:"created_at"`
+	Subnet    string        `json:"subnet"`
+	Base      int           `json:"base"`
+	Bridge    string        `json:"bridge"`
+	Registry  string        `json:"registry"`
+	Block     time.Duration `json:"block"`
+	Hosts     []Host        `json:"hosts"`
+	CreatedAt time.Time     `json:"created_at"`
 }
 
 // Host is one host of the lab as the inventory and a test see it.
