@@ -37,6 +37,9 @@ type fakeEngine struct {
 	pulls   int
 	auth    []string
 	dist    map[string]string // ref -> digest
+
+	dropOnCreate string // a HostConfig member this engine loses
+	apiVersion   string
 }
 
 // hookResult tells the engine what to do with a request.
@@ -280,7 +283,7 @@ func (e *fakeEngine) handle(w http.ResponseWriter, r *http.Request, body []byte)
 	case p == "/_ping":
 		w.Write([]byte("OK"))
 	case p == "/version":
-		reply(w, 200, object{"Version": "20.10.24", "ApiVersion": "1.41", "MinAPIVersion": "1.12", "Os": "linux", "Arch": "amd64"})
+		reply(w, 200, object{"Version": "20.10.24", "ApiVersion": firstOf(e.apiVersion, "1.41"), "MinAPIVersion": "1.12", "Os": "linux", "Arch": "amd64"})
 	case p == "/info":
 		reply(w, 200, object{"Name": "host-1", "DockerRootDir": "/var/lib/docker"})
 	case p == "/containers/json":
@@ -432,6 +435,7 @@ func (e *fakeEngine) make(name string, o object) (*fakeContainer, string) {
 	c := &fakeContainer{id: fmt.Sprintf("%064x", 0xabcdef000000+e.seq), name: name, status: "created", networks: object{}}
 	c.id = c.id[52:] + c.id[:52]
 	c.host, _ = o["HostConfig"].(object)
+	delete(c.host, e.dropOnCreate)
 	nets := sub(o, "NetworkingConfig", "EndpointsConfig")
 	delete(o, "HostConfig")
 	delete(o, "NetworkingConfig")

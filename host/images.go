@@ -275,7 +275,9 @@ func readPull(r io.Reader, progress func(PullProgress)) error {
 		if progress == nil || m.ID == "" || busy && now.Sub(last[m.ID]) < progressEvery {
 			continue
 		}
-		last[m.ID] = now
+		if busy {
+			last[m.ID] = now
+		}
 		progress(PullProgress{Layer: m.ID, Status: m.Status, CurrentBytes: m.ProgressDetail.Current, TotalBytes: m.ProgressDetail.Total})
 	}
 }

@@ -84,12 +84,29 @@ func (d *driver) step(ctx context.Context, s TxSpec, step string, fails int) err
 	case isCode(err, CodeEngineAway):
 		return nil // observeUntil waits for the engine
 	default:
-		err = d.log.add(TxEntry{Step: step, State: TxFailed, Text: err.Error()})
+		err = d.log.add(TxEntry{Step: step, State: TxFailed, Text: d.redacted(ctx, s, err)})
 	}
 	if err != nil {
 		return errors.Join(errUnsettled, err)
 	}
 	return nil
+}
+
+// redacted is an engine's refusal without the secrets of either container: a
+// runtime may quote what it was given.
+func (d *driver) redacted(ctx context.Context, s TxSpec, err error) string {
+	msg := err.Error()
+	for _, id := range []string{s.OldID, s.NextID} {
+		if id == "" {
+			continue
+		}
+		_, o, ierr := d.eng.inspect(ctx, id)
+		if ierr != nil && !isCode(ierr, CodeNotFound) {
+			return "the engine refused; its words are left out because the secrets in them could not be told"
+		}
+		msg = redact(errors.New(msg), o).Error()
+	}
+	return msg
 }
 
 func (d *driver) perform(ctx context.Context, s TxSpec, step string) (string, error) {

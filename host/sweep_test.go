@@ -1,0 +1,430 @@
+package host
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// rig is one host in a bubble: an engine with a running node, an agent with its
+// guardian, and an operator's client.
+type rig struct {
+	t   testing.TB
+	e   *fakeEngine
+	cfg Config
+	dir string
+
+	mu       sync.Mutex
+	guards   []*LocalGuardian
+	ctx      context.Context // the host
+	stopAll  context.CancelFunc
+	killA    context.CancelFunc
+	served   chan struct{} // process A has ended
+	client   *Client
+	w        *Writer
+	noGuards bool
+}
+
+// stopGuards makes every further start of a guardian fail.
+func (r *rig) stopGuards() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.noGuards = true
+}
+
+type fixedDisk struct{ free uint64 }
+
+func (fixedDisk) Now() time.Time { return time.Now() }
+func (d fixedDisk) Disk(p string) (DiskFacts, error) {
+	return DiskFacts{Path: p, FreeBytes: d.free, TotalBytes: 1 << 40}, nil
+}
+
+func tempDir(t testing.TB) string {
+	dir, err := os.MkdirTemp("/dev/shm", "host")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+var claim1 = Claim{Fleet: "f", Store: "s", Owner: "ann", Operation: "roll-1", Epoch: 7}
+
+const nodeName = "qnet-genesis-001"
+
+func newRig(t testing.TB, dir string) *rig {
+	r := &rig{t: t, e: newFakeEngine(), dir: dir}
+	r.ctx, r.stopAll = context.WithCancel(context.Background())
+	r.cfg = Config{Root: dir, StateDir: "/var/lib/qnetops", DialEngine: r.e.dial, Version: "test", Facts: fixedDisk{1 << 40},
+		StartGuardian: func(context.Context) (Process, error) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if r.noGuards {
+				return nil, errors.New("no processes left")
+			}
+			g := StartLocalGuardian(r.ctx, r.cfg, 100+len(r.guards))
+			r.guards = append(r.guards, g)
+			return g, nil
+		}}
+	r.e.images[imgOld], r.e.images[imgNew] = mustObj(oldImageJSON), mustObj(newImageJSON)
+	c, msg := r.e.make(nodeName, mustObj(`{"Image":"`+imgOld+`","Env":["QNET_WALLET_SEED=sentinel words here"],"HostConfig":{"NetworkMode":"default","Binds":["/srv/qnet:/app/data"],"RestartPolicy":{"Name":"always","MaximumRetryCount":0}}}`))
+	if msg != "" {
+		t.Fatal(msg)
+	}
+	r.e.mu.Lock()
+	r.e.run(c)
+	c.log = "2026-01-01T00:00:00Z one\n2026-01-01T00:00:01Z seed is sentinel words here\n"
+	r.e.mu.Unlock()
+	return r
+}
+
+func mustObj(s string) object {
+	o, err := decodeObject(json.RawMessage(s), "a test")
+	if err != nil {
+		panic(err)
+	}
+	return o
+}
+
+// connect starts a process A and a client of it.
+func (r *rig) connect(claim Claim) {
+	near, far := net.Pipe()
+	ctx, kill := context.WithCancel(r.ctx)
+	done := make(chan struct{})
+	r.killA, r.served = kill, done
+	go func() {
+		defer close(done)
+		_ = Serve(ctx, r.cfg, far, far)
+		kill()
+		far.Close()
+	}()
+	r.client = NewClient(near)
+	r.w = r.client.Writer(claim)
+}
+
+func (r *rig) stage() StageReport {
+	r.t.Helper()
+	if _, err := r.w.TakeFence(r.ctx); err != nil {
+		r.t.Fatal(err)
+	}
+	rep, err := r.w.Stage(r.ctx, StageRequest{Container: nodeName, ImageDigest: imgNew, NextName: nodeName + "-next", Operation: r.w.claim.Operation})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if len(rep.Unexplained) > 0 || !rep.DataDir.OK {
+		r.t.Fatalf("staged with %v, data %+v", rep.Unexplained, rep.DataDir)
+	}
+	return rep
+}
+
+func replaceRequest(rep StageReport) ReplaceRequest {
+	return ReplaceRequest{Container: nodeName, NextName: nodeName + "-next", AsideName: nodeName + "-pre-1", FailedName: nodeName + "-failed-1",
+		ExpectOldID: rep.OldID, ExpectNextID: rep.NextID}
+}
+
+// end takes the host down and checks that nothing is left running.
+func (r *rig) end() {
+	r.client.Close()
+	r.stopAll()
+	r.e.shutdown()
+	synctest.Wait()
+}
+
+// quiet says that the agent and every guardian have ended by themselves.
+func (r *rig) quiet() {
+	r.t.Helper()
+	select {
+	case <-r.served:
+	default:
+		r.t.Errorf("the agent still runs")
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, g := range r.guards {
+		select {
+		case <-g.Done():
+		default:
+			r.t.Errorf("guardian %d still runs", g.pid)
+		}
+	}
+}
+
+// settled checks invariant 4: one container runs under the node's name with the
+// node's policy, the other is stopped with policy `no`; never were there two.
+func (r *rig) settled(rep StageReport, what string) Outcome {
+	r.t.Helper()
+	r.e.mu.Lock()
+	defer r.e.mu.Unlock()
+	for _, v := range r.e.violate {
+		r.t.Errorf("%s: %s", what, v)
+	}
+	old, next := r.e.cs[rep.OldID], r.e.cs[rep.NextID]
+	outcome, run, rest, name := Replaced, next, old, nodeName+"-pre-1"
+	if old.status == "running" {
+		outcome, run, rest, name = PutBack, old, next, nodeName+"-failed-1"
+	}
+	pol := func(c *fakeContainer) string { return str(sub(c.host, "RestartPolicy"), "Name") }
+	if run.status != "running" || run.name != nodeName || pol(run) != "always" {
+		r.t.Errorf("%s: node runs on %s (%s, policy %s)", what, run.name, run.status, pol(run))
+	}
+	untouched := outcome == PutBack && rest.status == "created" && rest.name == nodeName+"-next"
+	if rest.status == "running" || pol(rest) != "no" || rest.name != name && !untouched {
+		r.t.Errorf("%s: the other is %s (%s, policy %s)", what, rest.name, rest.status, pol(rest))
+	}
+	return outcome
+}
+
+func (r *rig) killGuards() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, g := range r.guards {
+		g.Kill()
+	}
+}
+
+// fault is something that befalls the host around one engine request.
+type fault struct {
+	name string
+	when string
+	hit  func(r *rig) hookResult
+	// settles: what befell leaves both processes dead; the next contact settles.
+	later bool
+}
+
+var faults = []fault{
+	{"agent killed before", "before", func(r *rig) hookResult { r.killA(); return hookResult{drop: true} }, false},
+	{"agent killed, request still done a second later", "before", func(r *rig) hookResult { r.killA(); return hookResult{drop: true, late: time.Second} }, false},
+	{"agent killed after", "after", func(r *rig) hookResult { r.killA(); return hookResult{drop: true} }, false},
+	{"guardian killed before", "before", func(r *rig) hookResult { r.killGuards(); return hookResult{} }, false},
+	{"guardian killed after", "after", func(r *rig) hookResult { r.killGuards(); return hookResult{} }, false},
+	{"connection dropped before", "before", func(r *rig) hookResult { r.client.Close(); return hookResult{} }, false},
+	{"connection dropped after", "after", func(r *rig) hookResult { r.client.Close(); return hookResult{} }, false},
+	{"connection and guardian", "after", func(r *rig) hookResult { r.killGuards(); r.client.Close(); return hookResult{} }, false},
+	{"daemon restarts before", "before", func(r *rig) hookResult { r.e.restartDaemon(3 * time.Second); return hookResult{drop: true} }, false},
+	{"daemon restarts after", "after", func(r *rig) hookResult { r.e.restartDaemon(3 * time.Second); return hookResult{drop: true} }, false},
+	{"daemon away five minutes, connection dropped", "after", func(r *rig) hookResult {
+		r.client.Close()
+		r.e.restartDaemon(5 * time.Minute)
+		return hookResult{drop: true}
+	}, false},
+	{"agent killed and daemon restarts", "after", func(r *rig) hookResult { r.killA(); r.e.restartDaemon(time.Minute); return hookResult{drop: true} }, false},
+	{"request refused", "before", func(r *rig) hookResult { return hookResult{fail: 500} }, false},
+	{"answer lost", "after", func(r *rig) hookResult { return hookResult{drop: true} }, false},
+	{"both killed before", "before", func(r *rig) hookResult { r.killA(); r.killGuards(); return hookResult{drop: true} }, true},
+	{"both killed after, request done later", "before", func(r *rig) hookResult {
+		r.killA()
+		r.killGuards()
+		return hookResult{drop: true, late: time.Second}
+	}, true},
+	{"both killed after", "after", func(r *rig) hookResult { r.killA(); r.killGuards(); return hookResult{drop: true} }, true},
+}
+
+// scenario runs one replace with a fault at request n; it says whether the fault struck.
+func scenario(t *testing.T, dir string, f fault, n int, spoil func(*rig)) (struck bool, outcome Outcome) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, dir)
+		defer r.end()
+		r.connect(claim1)
+		rep := r.stage()
+		if spoil != nil {
+			spoil(r)
+		}
+		r.e.mu.Lock()
+		r.e.count = true
+		r.e.hook = func(i int, when string) hookResult {
+			if i == n && when == f.when && !struck {
+				struck = true
+				return f.hit(r)
+			}
+			return hookResult{}
+		}
+		r.e.mu.Unlock()
+		what := fmt.Sprintf("request %d, %s", n, f.name)
+		res, err := r.w.Replace(r.ctx, replaceRequest(rep), nil)
+		if err == nil && res.Outcome == InDoubt {
+			t.Errorf("%s: in doubt: %s", what, res.Reason)
+		}
+		time.Sleep(20 * time.Minute)
+		r.client.Close()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if r.e.counted != nil && n <= len(r.e.counted) {
+			what += " (" + r.e.counted[n-1] + ")"
+		}
+		r.quiet()
+		if f.later {
+			r.e.mu.Lock()
+			r.e.hook = nil
+			for _, v := range r.e.violate {
+				t.Errorf("%s: %s", what, v)
+			}
+			r.e.mu.Unlock()
+			r.connect(Claim{Fleet: "f", Store: "s", Owner: "bob", Operation: "roll-2", Epoch: 8})
+			if _, err := r.w.TakeFence(r.ctx); err != nil {
+				t.Errorf("%s: next contact: %v", what, err)
+			}
+			time.Sleep(time.Minute)
+		}
+		outcome = r.settled(rep, what)
+		if err == nil && res.Outcome != outcome {
+			t.Errorf("%s: reported %s, is %s", what, res.Outcome, outcome)
+		}
+		logs, lerr := r.cfg.allTx()
+		if lerr != nil {
+			t.Error(lerr)
+		}
+		for _, l := range logs {
+			if replay(l).unsettled() {
+				t.Errorf("%s: the log is still open", what)
+			}
+		}
+	})
+	return struck, outcome
+}
+
+// sample is how many requests a sweep goes on at a time: every one, or with
+// -short some, each fault beginning at another.
+func sample() int {
+	if testing.Short() {
+		return 5
+	}
+	return 1
+}
+
+// TestSweepReplace lets every fault strike at every engine request of a replace
+// that would succeed, and of one whose successor cannot start.
+func TestSweepReplace(t *testing.T) {
+	for name, spoil := range map[string]func(*rig){
+		"good": nil,
+		"bad": func(r *rig) {
+			r.e.mu.Lock()
+			defer r.e.mu.Unlock()
+			r.e.find(nodeName + "-next").startErr = "driver failed programming external connectivity: port is already allocated"
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for i, f := range faults {
+				t.Run(f.name, func(t *testing.T) {
+					t.Parallel()
+					outcomes := map[Outcome]int{}
+					n := 1 + i%sample()
+					for ; n < 200; n += sample() {
+						struck, out := scenario(t, tempDir(t), f, n, spoil)
+						outcomes[out]++
+						if !struck || t.Failed() {
+							break
+						}
+					}
+					if n < 15 {
+						t.Errorf("struck at %d requests only", n-1)
+					}
+					if name == "bad" && outcomes[Replaced] > 0 {
+						t.Errorf("replaced by what cannot start: %v", outcomes)
+					}
+					if name == "good" && outcomes[Replaced] == 0 {
+						t.Errorf("never replaced: %v", outcomes)
+					}
+				})
+			}
+		})
+	}
+}
+
+func TestReplaceAndPutBack(t *testing.T) {
+	dir := tempDir(t)
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, dir)
+		defer r.end()
+		r.connect(claim1)
+		rep := r.stage()
+		var steps []string
+		res, err := r.w.Replace(r.ctx, replaceRequest(rep), func(e TxEvent) {
+			if e.State == TxDone {
+				steps = append(steps, e.Step)
+			}
+		})
+		if err != nil || res.Outcome != Replaced || res.Killed || res.OldID != rep.OldID || res.NewID != rep.NextID {
+			t.Fatalf("%+v %v", res, err)
+		}
+		want := []string{stepBegin, stepStopOld, stepOldNo, stepNextPolicy, stepStartNext, stepOldAside, stepNextName, stepEnd}
+		if !slices.Equal(steps, want) {
+			t.Errorf("steps %v, want %v", steps, want)
+		}
+		if down := res.StartedAt.Sub(res.StoppedAt); down < 0 || down > time.Second {
+			t.Errorf("down for %s between the end of the old and the start of the new", down)
+		}
+		if again, err := r.w.Replace(r.ctx, replaceRequest(rep), nil); err != nil || again.Outcome != Replaced {
+			t.Errorf("asked again: %+v %v", again, err)
+		}
+		if out := r.settled(rep, "replace"); out != Replaced {
+			t.Error(out)
+		}
+		// After the replace nothing but the id and the image differs in the policy.
+		_, next := r.e.raw(nodeName)
+		if policyFrom(next) != (Policy{Name: "always"}) {
+			t.Errorf("policy %+v", policyFrom(next))
+		}
+		back, err := r.w.PutBack(r.ctx, PutBackRequest{Container: nodeName, AsideName: nodeName + "-pre-1", FailedName: nodeName + "-failed-1", ExpectAsideID: rep.OldID}, nil)
+		if err != nil || back.Outcome != PutBack {
+			t.Fatalf("%+v %v", back, err)
+		}
+		if out := r.settled(rep, "put back"); out != PutBack {
+			t.Error(out)
+		}
+	})
+}
+
+// TestSweepPutBack lets every fault strike at every request of a put-back.
+func TestSweepPutBack(t *testing.T) {
+	for i, f := range faults {
+		for n := 1 + i%sample(); n < 100; n += sample() {
+			struck := false
+			dir := tempDir(t)
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, dir)
+				defer r.end()
+				r.connect(claim1)
+				rep := r.stage()
+				if _, err := r.w.Replace(r.ctx, replaceRequest(rep), nil); err != nil {
+					t.Fatal(err)
+				}
+				r.e.mu.Lock()
+				r.e.count = true
+				r.e.hook = func(i int, when string) hookResult {
+					if i == n && when == f.when && !struck {
+						struck = true
+						return f.hit(r)
+					}
+					return hookResult{}
+				}
+				r.e.mu.Unlock()
+				_, _ = r.w.PutBack(r.ctx, PutBackRequest{Container: nodeName, AsideName: nodeName + "-pre-1", FailedName: nodeName + "-failed-1"}, nil)
+				time.Sleep(20 * time.Minute)
+				r.client.Close()
+				time.Sleep(time.Minute)
+				r.quiet()
+				if f.later {
+					r.e.mu.Lock()
+					r.e.hook = nil
+					r.e.mu.Unlock()
+					r.connect(Claim{Fleet: "f", Store: "s", Owner: "bob", Operation: "roll-2", Epoch: 8})
+					if _, err := r.w.TakeFence(r.ctx); err != nil {
+						t.Error(err)
+					}
+				}
+				r.settled(rep, fmt.Sprintf("put-back, request %d, %s", n, f.name))
+			})
+			if !struck || t.Failed() {
+				break
+			}
+		}
+	}
+}
