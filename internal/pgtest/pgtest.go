@@ -22,7 +22,7 @@ import (
 	"github.com/qnetops/qnetops/internal/need"
 )
 
-const startWait = 30 * time.Second
+const startWait = 60 * time.Second
 
 // Server is a running Postgres.
 type Server struct {
@@ -81,7 +81,7 @@ func (s *Server) make(t testing.TB) {
 	if err := s.folder(); err != nil {
 		t.Fatal(err)
 	}
-	initdb := s.command("initdb", "-D", filepath.Join(s.dir, "data"), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
+	initdb := s.command("initdb", "-D", filepath.Join(s.dir, "data"), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", "--wal-segsize=1")
 	if out, err := initdb.CombinedOutput(); err != nil {
 		t.Fatalf("making a Postgres cluster: %v\n%s", err, out)
 	}
