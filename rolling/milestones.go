@@ -252,7 +252,12 @@ func (r *Reentry) judgeStable(s Sighting) {
 		return
 	}
 	if s.RestartCount != nil && *s.RestartCount > 0 {
-		r.settle(r.m0, observe.Fail, s.At, fmt.Sprintf("the container restarted %d time(s), last exit code %d", *s.RestartCount, s.ExitCode))
+		// The engine keeps the exit code only until the next start.
+		why := fmt.Sprintf("the container restarted %d time(s)", *s.RestartCount)
+		if s.ExitCode != 0 {
+			why += fmt.Sprintf(", last exit code %d", s.ExitCode)
+		}
+		r.settle(r.m0, observe.Fail, s.At, why)
 		return
 	}
 	if s.Running != nil && !*s.Running {

@@ -170,7 +170,7 @@ func (r *Runner) afterTx(ctx context.Context, p NodePlan, step string, done host
 		}
 		return replacedAs(situation), nil
 	case stageWaiting, stageStaged:
-		return host.ReplaceResult{Outcome: host.PutBack, NewID: situation.Current.ID, StoppedAt: situation.Current.StartedAt,
+		return host.ReplaceResult{Outcome: host.PutBack, OldID: situation.Current.ID, StoppedAt: situation.Current.StartedAt,
 			StartedAt: situation.Current.StartedAt, Reason: "the agent undid it after the connection was lost"}, nil
 	}
 	return done, &InDoubtError{Operation: r.Op.ID(), Node: p.ID, Reason: describe(situation), Err: err}
@@ -340,7 +340,9 @@ func (r *Runner) putBack(ctx context.Context, p NodePlan, result NodeResult, rea
 	if err != nil {
 		return result, err
 	}
-	done.LastLines = append(done.LastLines, lines...)
+	if len(done.LastLines) == 0 {
+		done.LastLines = lines
+	}
 	return r.restored(ctx, p, result, done, reason)
 }
 
@@ -375,7 +377,7 @@ func (r *Runner) restored(ctx context.Context, p NodePlan, result NodeResult, do
 	if want.Build == "" {
 		want.WaiveBuild = "the old image is not stamped"
 	}
-	seen, err := watch(ctx, r.Fleet, p.ID, done.NewID, want, func(m Milestone) {
+	seen, err := watch(ctx, r.Fleet, p.ID, want.ContainerID, want, func(m Milestone) {
 		r.emit(Event{Node: p.ID, Kind: KindMilestone, Name: m.Name, State: m.Verdict, Text: "old container: " + m.Reason})
 	})
 	if err != nil {
@@ -388,7 +390,20 @@ func (r *Runner) restored(ctx context.Context, p NodePlan, result NodeResult, do
 	}
 	result.Outcome, result.Reason = NodeRestored, reason
 	stop.Reason += "; the old container was put back and passed M0 to M2"
+	stop.Err = r.clearFailed(ctx, p)
 	return result, stop
+}
+
+// clearFailed archives the log of the successor that failed and removes it, so
+// that it is not in the way of the next roll; the archive keeps the evidence.
+func (r *Runner) clearFailed(ctx context.Context, p NodePlan) error {
+	return r.step(ctx, p.ID, "clear", "archive the failed container's log, remove it", func(ctx context.Context, w *host.Writer) (any, error) {
+		situation, err := w.Client().Situation(ctx, p.Container, r.of())
+		if err != nil || situation.Failed == nil {
+			return nil, err
+		}
+		return w.Finish(ctx, host.FinishRequest{Container: p.Container, AsideName: situation.Failed.Name, LogDir: r.Fleet.Inventory().LogArchive}, r.tx(p))
+	})
 }
 
 func (r *Runner) lastLines(ctx context.Context, p NodePlan) []string {

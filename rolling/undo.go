@@ -40,8 +40,10 @@ func (r *Runner) abortNode(ctx context.Context, p NodePlan) (NodeResult, error) 
 	}
 	switch stageOf(situation, p) {
 	case stageWaiting:
+		r.recallRestored(ctx, p, &result)
 		return result, nil
 	case stageStaged:
+		r.recallRestored(ctx, p, &result)
 		return result, r.step(ctx, p.ID, "discard", "remove the staged successor", func(ctx context.Context, w *host.Writer) (any, error) {
 			return nil, w.Discard(ctx, situation.Next.Name)
 		})
@@ -59,6 +61,16 @@ func (r *Runner) abortNode(ctx context.Context, p NodePlan) (NodeResult, error) 
 		return r.undo(ctx, p, result)
 	}
 	return result, &InDoubtError{Operation: r.Op.ID(), Node: p.ID, Reason: describe(situation)}
+}
+
+// recallRestored says of a node that runs its old container again that it was
+// touched: an earlier run of the operation replaced it and put it back.
+func (r *Runner) recallRestored(ctx context.Context, p NodePlan, result *NodeResult) {
+	if r.result(ctx, p.ID+"/replace") == nil {
+		return
+	}
+	result.Outcome, result.Reason = NodeRestored, "put back before the abort"
+	r.recall(ctx, p, result)
 }
 
 // undo puts the old container of the node in flight back.
@@ -193,7 +205,7 @@ func (r *Restoring) prove(ctx context.Context, plan RestorePlan, result NodeResu
 	}
 	want := expectation(r.Fleet, done, *tip)
 	want.OnlyRejoined, want.WaiveBuild = true, "any build: the container that ran before is what was asked for"
-	seen, err := watch(ctx, r.Fleet, plan.ID, done.NewID, want, func(m Milestone) {
+	seen, err := watch(ctx, r.Fleet, plan.ID, want.ContainerID, want, func(m Milestone) {
 		r.Emit(Event{At: time.Now(), Node: plan.ID, Kind: KindMilestone, Name: m.Name, State: m.Verdict, Text: m.Reason})
 	})
 	result.Milestones = seen

@@ -252,7 +252,12 @@ func nodeID(ctx context.Context, c *node.Client) string {
 	return info.NodeID
 }
 
-// expectation is what the container of a finished transaction is measured by.
+// expectation is what the container that runs after a transaction is measured
+// by: the successor, or the old one where it was put back.
 func expectation(f *fleet.Fleet, result host.ReplaceResult, tip uint64) Expectation {
-	return Expectation{Block: f.Inventory().Block, ContainerID: result.NewID, StartedAt: result.StartedAt, StartHeight: tip}
+	id := result.NewID
+	if result.Outcome == host.PutBack {
+		id = result.OldID
+	}
+	return Expectation{Block: f.Inventory().Block, ContainerID: id, StartedAt: result.StartedAt, StartHeight: tip}
 }

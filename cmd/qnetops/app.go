@@ -1,0 +1,167 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/qnetops/qnetops/rolling"
+)
+
+// version is set by the build (-ldflags "-X main.version=…").
+var version = "dev"
+
+// globals are the flags every command takes.
+type globals struct {
+	hosts, state string
+	only, skip   []string
+	json         bool
+	yes, dryRun  bool
+	waivers      []rolling.Waiver
+	agent        string
+	verbose      bool
+}
+
+func newApp(s streams) *cli.App {
+	return &cli.App{
+		Name:                      "qnetops",
+		Usage:                     "see, roll and rehearse a fleet of QNet validator hosts",
+		Version:                   version,
+		HideVersion:               true,
+		Writer:                    s.out,
+		ErrWriter:                 s.err,
+		EnableBashCompletion:      true,
+		DisableSliceFlagSeparator: true, // a value may hold a comma (--set-env K=a,b)
+		// The default handler would exit inside Run and lose wrapped codes.
+		ExitErrHandler: func(*cli.Context, error) {},
+		OnUsageError: func(_ *cli.Context, err error, _ bool) error {
+			return &usageError{text: err.Error(), hint: "qnetops --help"}
+		},
+		Flags:    globalFlags(),
+		Commands: commands(s),
+		CommandNotFound: func(_ *cli.Context, name string) {
+			fmt.Fprintf(s.err, "error: unknown command %q\n", name)
+		},
+	}
+}
+
+func commands(s streams) []*cli.Command {
+	list := []*cli.Command{
+		statusCommand(s), hostsCommand(s), rollCommand(s), resumeCommand(s), abortCommand(s), restoreCommand(s),
+		opsCommand(s), labCommand(s), rehearseCommand(s), hostAgentCommand(s), versionCommand(s), completionCommand(s),
+	}
+	for _, c := range list {
+		usageErrors(c)
+	}
+	return list
+}
+
+// usageErrors makes urfave's own complaints carry exit code 2 on every level.
+func usageErrors(c *cli.Command) {
+	c.OnUsageError = func(_ *cli.Context, err error, _ bool) error {
+		return &usageError{text: c.Name + ": " + err.Error(), hint: "qnetops " + c.Name + " --help lists the flags"}
+	}
+	for _, sub := range c.Subcommands {
+		usageErrors(sub)
+	}
+}
+
+func globalFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "hosts", EnvVars: []string{"QNETOPS_HOSTS"}, Value: "hosts.toml", Usage: "the inventory `FILE`"},
+		&cli.StringFlag{Name: "state", EnvVars: []string{"QNETOPS_STATE"}, Usage: "journal and lease: a SQLite file or postgres://… `DSN` (default: in the user's state folder)"},
+		&cli.StringFlag{Name: "only", Usage: "these hosts alone, by `ID`s with commas"},
+		&cli.StringFlag{Name: "skip", Usage: "leave these hosts out, by `ID`s with commas"},
+		&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "table", Usage: "`FORMAT` of the answer: table or json"},
+		&cli.BoolFlag{Name: "yes", Aliases: []string{"y"}, Usage: "do not ask"},
+		&cli.BoolFlag{Name: "dry-run", Usage: "show the plan and its checks, change nothing"},
+		&cli.StringSliceFlag{Name: "waive", Usage: "override a check by name: `CHECK=REASON` (journaled, repeatable)"},
+		&cli.StringFlag{Name: "agent", Usage: "the qnetops binary to place on the hosts, `FILE` (default: this program)"},
+		&cli.BoolFlag{Name: "no-color", EnvVars: []string{"NO_COLOR"}, Usage: "plain text"},
+		&cli.BoolFlag{Name: "verbose", Aliases: []string{"v"}, Usage: "say more on stderr"},
+	}
+}
+
+// readGlobals checks the global flags; every fault of them is reported at once.
+func readGlobals(c *cli.Context, s streams) (globals, error) {
+	g := globals{
+		hosts: c.String("hosts"), state: c.String("state"),
+		only: splitIDs(c.String("only")), skip: splitIDs(c.String("skip")),
+		yes: c.Bool("yes"), dryRun: c.Bool("dry-run"), agent: c.String("agent"), verbose: c.Bool("verbose"),
+	}
+	var faults []string
+	switch c.String("output") {
+	case "json":
+		g.json = true
+	case "table":
+	default:
+		faults = append(faults, fmt.Sprintf("--output %q: want table or json", c.String("output")))
+	}
+	for _, w := range c.StringSlice("waive") {
+		check, reason, ok := strings.Cut(w, "=")
+		switch {
+		case !ok || strings.TrimSpace(reason) == "":
+			faults = append(faults, fmt.Sprintf("--waive %q: want CHECK=REASON with a reason", w))
+		case !rolling.Waivable(check):
+			faults = append(faults, fmt.Sprintf("--waive %q: no waivable check of that name (waivable: %s)", check, strings.Join(rolling.WaivableChecks(), ", ")))
+		default:
+			g.waivers = append(g.waivers, rolling.Waiver{Check: check, Reason: strings.TrimSpace(reason)})
+		}
+	}
+	if g.agent != "" {
+		if _, err := os.Stat(g.agent); err != nil {
+			faults = append(faults, fmt.Sprintf("--agent: %v", err))
+		}
+	}
+	if g.state == "" {
+		path, err := defaultState(s.getenv)
+		if err != nil {
+			faults = append(faults, err.Error())
+		}
+		g.state = path
+	}
+	if len(faults) > 0 {
+		return g, &usageError{text: strings.Join(faults, "\n  "), hint: "qnetops --help lists the global flags"}
+	}
+	return g, nil
+}
+
+// defaultState is the SQLite file in the user's state folder.
+func defaultState(getenv func(string) string) (string, error) {
+	if dir := getenv("XDG_STATE_HOME"); dir != "" {
+		return filepath.Join(dir, "qnetops", "state.db"), nil
+	}
+	if home := getenv("HOME"); home != "" {
+		return filepath.Join(home, ".local", "state", "qnetops", "state.db"), nil
+	}
+	return "", fmt.Errorf("no --state, and neither XDG_STATE_HOME nor HOME says where the state folder is")
+}
+
+func splitIDs(list string) []string {
+	var out []string
+	for _, id := range strings.Split(list, ",") {
+		if id = strings.TrimSpace(id); id != "" {
+			out = append(out, id)
+		}
+	}
+	return out
+}
+
+// noArguments refuses arguments to a command that takes none.
+func noArguments(c *cli.Context) error {
+	if c.NArg() > 0 {
+		return &usageError{text: fmt.Sprintf("%s takes no arguments, got %q", c.Command.FullName(), c.Args().Slice()), hint: "qnetops " + c.Command.FullName() + " --help"}
+	}
+	return nil
+}
+
+// oneArgument returns the only argument of a command.
+func oneArgument(c *cli.Context, what string) (string, error) {
+	if c.NArg() != 1 {
+		return "", &usageError{text: fmt.Sprintf("%s takes exactly one %s, got %d arguments", c.Command.FullName(), what, c.NArg()), hint: "qnetops " + c.Command.FullName() + " --help"}
+	}
+	return c.Args().First(), nil
+}

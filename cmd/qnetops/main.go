@@ -1,0 +1,90 @@
+// Command qnetops runs a fleet of QNet validator hosts: it shows the fleet,
+// rolls it to a new image node by node, and rehearses that on a lab of its
+// own. This package parses flags, calls the rooms that do the work, renders
+// what they answer and picks the exit code; it decides nothing else.
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"golang.org/x/term"
+)
+
+func main() {
+	ctx, stop := interruptible(context.Background(), os.Exit)
+	code := Main(ctx, os.Args, osStreams())
+	stop()
+	os.Exit(code)
+}
+
+// streams is everything a command may talk to: answers go to out, progress
+// and errors to err, questions are answered on in.
+type streams struct {
+	in       io.Reader
+	out, err io.Writer
+	getenv   func(string) string
+	// live says whether err is a terminal that can redraw lines.
+	live bool
+	// ask says whether a person can answer questions on in.
+	ask bool
+}
+
+func osStreams() streams {
+	return streams{
+		in: os.Stdin, out: os.Stdout, err: os.Stderr, getenv: os.Getenv,
+		live: term.IsTerminal(int(os.Stderr.Fd())),
+		ask:  term.IsTerminal(int(os.Stdin.Fd())),
+	}
+}
+
+// interruptible returns a context that the first interrupt cancels, so that a
+// running step can end and be journaled; the second one exits at once. What a
+// host agent has in hand it finishes by itself either way.
+func interruptible(parent context.Context, exit func(int)) (context.Context, func()) {
+	ctx, cancel := context.WithCancel(parent)
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	done := make(chan struct{})
+	go func() {
+		select {
+		case <-signals:
+			cancel()
+		case <-done:
+			return
+		}
+		select {
+		case <-signals:
+			exit(exitInterrupted)
+		case <-done:
+		}
+	}()
+	return ctx, func() {
+		signal.Stop(signals)
+		close(done)
+		cancel()
+	}
+}
+
+// Main runs one command line and returns the exit code of the table in
+// exit.go. It never exits the process itself.
+func Main(ctx context.Context, args []string, s streams) int {
+	app := newApp(s)
+	ordered, err := reorder(app, args)
+	if err == nil {
+		err = app.RunContext(ctx, ordered)
+	}
+	if err == nil {
+		return exitDone
+	}
+	var status exitStatus
+	if errors.As(err, &status) {
+		return int(status)
+	}
+	printError(s.err, err)
+	return exitCode(ctx, err)
+}
