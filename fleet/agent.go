@@ -237,7 +237,7 @@ func (c *Conn) launch(ctx context.Context, sum string) (*agentProcess, error) {
 		socket = ""
 	}
 	cmd := host.Agent(sum, socket).WithSudo(c.host.NeedsSudo())
-	p, err := c.link.start(ctx, cmd.String())
+	p, err := c.link.start(ctx, cmd.String(), true)
 	if err != nil {
 		return nil, fmt.Errorf("starting the host agent: %w", err)
 	}

@@ -177,6 +177,9 @@ func readingOf(before, after, there time.Time) clockReading {
 // sharpClock is an error that needs no second look.
 const sharpClock = 250 * time.Millisecond
 
+// clockPatience bounds the second look: an engine that hangs costs no more.
+const clockPatience = 5 * time.Second
+
 // Clock is the host's clock less this machine's. A login shell with slow
 // start-up files makes `date` late; then the engine, which has no shell before
 // it, is asked as well and the sharper of both readings counts.
@@ -200,8 +203,10 @@ func (c *Conn) clock(ctx context.Context) (clockReading, error) {
 	if best.within <= sharpClock {
 		return best, nil
 	}
+	second, cancel := context.WithTimeout(ctx, clockPatience)
+	defer cancel()
 	before = time.Now()
-	if info, err := c.engine.Info(ctx); err == nil && !info.Time.IsZero() {
+	if info, err := c.engine.info(second); err == nil && !info.Time.IsZero() {
 		if r := readingOf(before, time.Now(), info.Time); r.within < best.within {
 			best = r
 		}

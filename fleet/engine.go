@@ -226,6 +226,14 @@ func (e *Engine) Ping(ctx context.Context) error {
 
 // Info asks the engine about itself.
 func (e *Engine) Info(ctx context.Context) (EngineInfo, error) {
+	info, err := e.info(ctx)
+	if e.forwarding(err) {
+		return e.agentInfo(ctx, err)
+	}
+	return info, err
+}
+
+func (e *Engine) info(ctx context.Context) (EngineInfo, error) {
 	var info EngineInfo
 	err := e.use(ctx, "info", func(ctx context.Context, api *client.Client) error {
 		raw, err := api.Info(ctx)
@@ -242,9 +250,6 @@ func (e *Engine) Info(ctx context.Context) (EngineInfo, error) {
 		}
 		return nil
 	})
-	if e.forwarding(err) {
-		return e.agentInfo(ctx, err)
-	}
 	return info, err
 }
 

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/qnetops/qnetops/host"
 	"github.com/qnetops/qnetops/lab/sshd"
 )
 
@@ -22,6 +23,7 @@ import (
 // specification and refuses everything else.
 type fakeEngine struct {
 	api   string
+	now   func() time.Time // of the host's clock, nil: a fixed one
 	mu    sync.Mutex
 	paths []string
 	logs  func(rw http.ResponseWriter, r *http.Request)
@@ -41,7 +43,11 @@ func (e *fakeEngine) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		rw.WriteHeader(http.StatusBadRequest)
 		fmt.Fprint(rw, `{"message":"not served"}`)
 	case rest == "/info":
-		fmt.Fprint(rw, `{"ServerVersion":"20.10.24","OSType":"linux","Architecture":"x86_64","DockerRootDir":"/var/lib/docker","Driver":"overlay2","LoggingDriver":"json-file","Containers":2,"ContainersRunning":1,"Images":3,"SystemTime":"2026-01-02T03:04:05.000000006Z"}`)
+		now := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
+		if e.now != nil {
+			now = e.now()
+		}
+		fmt.Fprintf(rw, `{"ServerVersion":"20.10.24","OSType":"linux","Architecture":"x86_64","DockerRootDir":"/var/lib/docker","Driver":"overlay2","LoggingDriver":"json-file","Containers":2,"ContainersRunning":1,"Images":3,"SystemTime":%q}`, now.Format(time.RFC3339Nano))
 	case rest == "/containers/json" && r.URL.Query().Get("all") == "1":
 		fmt.Fprint(rw, `[{"Id":"bb","Names":["/qnet-tls"],"Image":"caddy:2","ImageID":"sha256:2","State":"running","Status":"Up 3 hours","Created":1767323045,"Ports":[],"Labels":{},"HostConfig":{"NetworkMode":"host"},"NetworkSettings":{"Networks":{"host":{}}},"Mounts":[]},
 {"Id":"aa","Names":["/other/link","/qnet-genesis-001"],"Image":"qnet:v1","ImageID":"sha256:1","State":"running","Status":"Up 2 hours","Created":1767323045,"Labels":{"com.docker.compose.project":"node"},"Ports":[{"IP":"0.0.0.0","PrivatePort":8001,"PublicPort":8001,"Type":"tcp"},{"PrivatePort":9876,"Type":"tcp"}],"HostConfig":{"NetworkMode":"default"},"NetworkSettings":{"Networks":{"bridge":{}}},"Mounts":[{"Type":"bind","Source":"/opt/qnet/data","Destination":"/app/data","RW":true}]}]`)
@@ -292,6 +298,24 @@ func TestCheckTellsWhatIsThere(t *testing.T) {
 		}
 		if reports[1].Reached || reports[1].OK() || !strings.Contains(reports[1].Findings[0].Hint, "hosts trust") {
 			t.Errorf("report of an unknown host %+v", reports[1])
+		}
+	})
+}
+
+// A login shell that takes ten seconds makes date useless; the engine's clock is
+// read without a shell.
+func TestClockBehindASlowShell(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		m := w.add(nil)
+		ahead := func() time.Time { return time.Now().Add(3 * time.Second) }
+		serveHTTP(t, m.engine, &fakeEngine{api: "1.43", now: ahead})
+		m.exec = func(ctx context.Context, cmd host.Command, in io.Reader, out, errs io.Writer) int {
+			pause(ctx, 10*time.Second)
+			return readExec(t)(ctx, cmd, in, out, errs)
+		}
+		offset, err := w.conn(w.open(), "001").Clock(t.Context())
+		if err != nil || offset != 3*time.Second {
+			t.Errorf("%v, %v; want 3s", offset, err)
 		}
 	})
 }

@@ -20,7 +20,7 @@ func itoa(n int) string { return strconv.Itoa(n) }
 // run runs one command of host.Commands and returns its output. what names it
 // in errors. A dead connection is *DroppedError: the command may have run.
 func (l *link) run(ctx context.Context, what, line string, stdin io.Reader) ([]byte, error) {
-	p, err := l.start(ctx, line)
+	p, err := l.start(ctx, line, false)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", what, err)
 	}

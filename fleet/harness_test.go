@@ -98,7 +98,8 @@ func newWorld(t testing.TB) *world {
 		ConnectTimeout: DefaultConnectTimeout, Keepalive: DefaultKeepalive, Fanout: DefaultFanout, Starts: DefaultStarts,
 	}}
 	w.inv.hopDefaults = Host{User: "root", Port: 22, Key: key, Sudo: true, APIPort: DefaultAPIPort, EngineSocket: DefaultEngineSocket}
-	w.opts = Options{Dial: w.dial, Getenv: func(name string) string {
+	// Never the own executable: a test program that is started as an agent runs all tests again.
+	w.opts = Options{AgentBinary: filepath.Join(w.dir, "no-agent"), Dial: w.dial, Getenv: func(name string) string {
 		if name == "HOME" {
 			return w.dir
 		}

@@ -243,9 +243,10 @@ type process struct {
 	release func()
 }
 
-// start runs a command line on the host. The caller closes the process.
-func (l *link) start(ctx context.Context, line string) (*process, error) {
-	ch, reqs, release, err := l.session(ctx)
+// start runs a command line on the host. The caller closes the process. Nobody
+// waits for the end of a lasting one.
+func (l *link) start(ctx context.Context, line string, lasting bool) (*process, error) {
+	ch, reqs, release, err := l.session(ctx, lasting)
 	if err != nil {
 		return nil, err
 	}
@@ -273,7 +274,7 @@ func (l *link) start(ctx context.Context, line string) (*process, error) {
 // session opens a session channel, one open at a time. When sshd opens no more
 // of them while some of ours are open (MaxSessions below the usual 10), it waits
 // for one to end.
-func (l *link) session(ctx context.Context) (ssh.Channel, <-chan *ssh.Request, func(), error) {
+func (l *link) session(ctx context.Context, lasting bool) (ssh.Channel, <-chan *ssh.Request, func(), error) {
 	select {
 	case l.sessions <- struct{}{}:
 	case <-l.dead:
@@ -281,15 +282,15 @@ func (l *link) session(ctx context.Context) (ssh.Channel, <-chan *ssh.Request, f
 	case <-ctx.Done():
 		return nil, nil, nil, ctx.Err()
 	}
-	ch, reqs, err := l.openSession(ctx)
+	ch, reqs, err := l.openSession(ctx, lasting)
 	if err != nil {
 		<-l.sessions
 		return nil, nil, nil, err
 	}
-	return ch, reqs, sync.OnceFunc(l.endSession), nil
+	return ch, reqs, sync.OnceFunc(func() { l.endSession(lasting) }), nil
 }
 
-func (l *link) openSession(ctx context.Context) (ssh.Channel, <-chan *ssh.Request, error) {
+func (l *link) openSession(ctx context.Context, lasting bool) (ssh.Channel, <-chan *ssh.Request, error) {
 	if err := l.opening.enter(ctx); err != nil {
 		return nil, nil, err
 	}
@@ -301,7 +302,9 @@ func (l *link) openSession(ctx context.Context) (ssh.Channel, <-chan *ssh.Reques
 		ch, reqs, err := l.channel(ctx, "session", sessionTarget, nil)
 		if err == nil {
 			l.mu.Lock()
-			l.open++
+			if !lasting {
+				l.open++
+			}
 			l.opened = true
 			l.mu.Unlock()
 			return ch, reqs, nil
@@ -328,9 +331,11 @@ func (l *link) openSession(ctx context.Context) (ssh.Channel, <-chan *ssh.Reques
 	}
 }
 
-func (l *link) endSession() {
+func (l *link) endSession(lasting bool) {
 	l.mu.Lock()
-	l.open--
+	if !lasting {
+		l.open--
+	}
 	close(l.ended)
 	l.ended = make(chan struct{})
 	l.mu.Unlock()

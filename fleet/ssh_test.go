@@ -515,6 +515,21 @@ func TestSessionsStayBelowMaxSessions(t *testing.T) {
 	}
 }
 
+// The agent's session lasts; a server with no room beside it must not make a
+// command wait for ever.
+func TestNoRoomBesideTheAgent(t *testing.T) {
+	agentWorld(t, func(_ *Host, cfg *sshd.Config) { cfg.MaxSessions = 1 }, func(t *testing.T, w *world, m *machine, a *agentHost) {
+		c := w.conn(w.open(), "001")
+		if _, err := c.Agent(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		var refused *ForwardingError
+		if _, err := c.Clock(t.Context()); !errors.As(err, &refused) || refused.Target != sessionTarget {
+			t.Errorf("%v, want a ForwardingError about sessions", err)
+		}
+	})
+}
+
 func TestNoSessionAtAllIsTyped(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		w.add(nil)

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -46,6 +47,7 @@ func openSSH(t *testing.T, w *world, options ...string) Host {
 	cmd := exec.Command(programs[0], "-D", "-e", "-f", filepath.Join(dir, "config"))
 	log := &tailBuffer{}
 	cmd.Stderr = log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // a test that panics leaves no server behind
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +108,7 @@ func TestRealOpenSSH(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	serveHTTP(t, socket, &fakeEngine{api: "1.41"})
+	serveHTTP(t, socket, &fakeEngine{api: "1.41", now: time.Now})
 	w.inv.Hosts = []Host{h}
 	c := w.conn(w.open(), "001")
 
