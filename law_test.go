@@ -4,6 +4,7 @@ package law_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -14,11 +15,15 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/qnetops/qnetops/observe"
+	"github.com/qnetops/qnetops/rolling"
 )
 
 const module = "github.com/qnetops/qnetops"
@@ -58,7 +63,8 @@ github.com/docker/docker:                fleet host lab/...
 github.com/docker/go-connections:        fleet host lab/...
 github.com/distribution/reference:       fleet host lab/...
 github.com/google/go-containerregistry:  lab/...
-github.com/skeema/knownhosts:            fleet
+github.com/containerd/errdefs:           fleet host lab/...
+github.com/skeema/knownhosts:            fleet lab/...
 golang.org/x/crypto/ssh:                 fleet host lab/...
 golang.org/x/crypto/sha3:                node lab/...
 github.com/pelletier/go-toml/v2:         internal/tomlfile
@@ -412,4 +418,92 @@ func TestDocuments(t *testing.T) {
 			t.Errorf("CONTRIBUTING.md does not name the room %s", room)
 		}
 	}
+}
+
+var (
+	section = regexp.MustCompile("(?m)^## .*`(qnetops/[a-z]+/v1)`$")
+	example = regexp.MustCompile("(?s)```json\n(.*?)```")
+	field   = regexp.MustCompile("`([a-z_]+(?:\\[\\])?(?:\\.[a-z_]+(?:\\[\\])?)*)`")
+)
+
+// docs/json.md is a contract: each field it lists is one of the document, and its examples are documents.
+func TestJSONDocuments(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("docs", "json.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	types := map[string]reflect.Type{
+		"qnetops/status/v1": reflect.TypeFor[observe.StatusDocument](),
+		"qnetops/roll/v1":   reflect.TypeFor[rolling.Document](),
+	}
+	heads := section.FindAllSubmatchIndex(text, -1)
+	found := 0
+	for i, h := range heads {
+		end := len(text)
+		if i+1 < len(heads) {
+			end = heads[i+1][0]
+		}
+		schema, part := string(text[h[2]:h[3]]), text[h[1]:end]
+		for _, m := range example.FindAllSubmatch(part, -1) {
+			checkExample(t, schema, m[1], types[schema])
+		}
+		doc := types[schema]
+		if doc == nil {
+			continue // the command that writes it holds its fields in a test of its own
+		}
+		found++
+		for line := range strings.Lines(string(part)) {
+			cells := strings.SplitN(line, "|", 3)
+			if len(cells) < 3 || strings.TrimSpace(cells[0]) != "" {
+				continue
+			}
+			for _, m := range field.FindAllStringSubmatch(cells[1], -1) {
+				if !hasField(doc, strings.Split(strings.ReplaceAll(m[1], "[]", ""), ".")) {
+					t.Errorf("docs/json.md: %s has no field %s", schema, m[1])
+				}
+			}
+		}
+	}
+	if found != len(types) {
+		t.Errorf("docs/json.md describes %d of %d documents", found, len(types))
+	}
+}
+
+func checkExample(t *testing.T, schema string, text []byte, doc reflect.Type) {
+	t.Helper()
+	var any struct {
+		Schema string `json:"schema"`
+	}
+	if err := json.Unmarshal(text, &any); err != nil || any.Schema != schema {
+		t.Errorf("docs/json.md: the example of %s is not one (%q, %v)", schema, any.Schema, err)
+	}
+	if doc == nil {
+		return
+	}
+	dec := json.NewDecoder(bytes.NewReader(text))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(reflect.New(doc).Interface()); err != nil {
+		t.Errorf("docs/json.md: the example of %s: %v", schema, err)
+	}
+}
+
+// hasField follows json names through structs, pointers and lists.
+func hasField(t reflect.Type, path []string) bool {
+	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
+		t = t.Elem()
+	}
+	if len(path) == 0 {
+		return true
+	}
+	if t.Kind() != reflect.Struct {
+		return false
+	}
+	for i := range t.NumField() {
+		f := t.Field(i)
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if name == path[0] {
+			return hasField(f.Type, path[1:])
+		}
+	}
+	return false
 }

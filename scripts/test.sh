@@ -10,6 +10,7 @@ cd "$(dirname "$0")/.." || exit 1
 
 [ -n "${HOME:-}" ] || { HOME=$(getent passwd "$(id -u)" | cut -d: -f6); export HOME; } # Go's caches live there
 
+PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin" # system programs are often not in a person's path
 ci=${CI:-false}
 packages=${PACKAGES:-./...}
 fuzztime=${FUZZTIME:-5s}
@@ -20,8 +21,7 @@ failed=0
 say() { printf '== %s\n' "$*"; }
 fail() { printf 'error: %s\n' "$*" >&2; failed=1; }
 
-# have finds a program also in the folders of system programs, which are often not in a person's PATH.
-have() { PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin" command -v "$1" >/dev/null 2>&1; }
+have() { command -v "$1" >/dev/null 2>&1; }
 have_initdb() { have initdb || compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null; }
 
 # missing prints the Debian packages whose programs are not there.
