@@ -36,7 +36,7 @@ missing() {
 
 install_missing() {
   local want
-  want=$(missing | xargs)
+  want=$(missing) want=${want//$'\n'/ }
   [ -n "$want" ] || return 0
   if [ "$(id -u)" = 0 ] && have apt-get; then
     say "installing: $want"
@@ -45,7 +45,7 @@ install_missing() {
     { apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $want; } >"$work/apt" 2>&1 ||
       { cat "$work/apt"; say "the installation did not succeed"; }
   fi
-  want=$(missing | xargs)
+  want=$(missing) want=${want//$'\n'/ }
   [ -n "$want" ] || return 0
   if [ "$ci" = true ]; then
     fail "these Debian packages are missing, and with CI=true nothing is left out: $want"
@@ -58,7 +58,7 @@ lint() {
   say "gofmt, go vet, staticcheck"
   local unformatted
   unformatted=$(find . -name '*.go' -not -path './.*' -exec gofmt -l {} +)
-  [ -z "$unformatted" ] || fail "not formatted (gofmt -w): $(echo "$unformatted" | xargs)"
+  [ -z "$unformatted" ] || fail "not formatted (gofmt -w): ${unformatted//$'\n'/ }"
   go vet ./... || fail "go vet found faults"
   go vet -tags long ./... || fail "go vet found faults in the long tests"
   go tool staticcheck ./... || fail "staticcheck found faults"
