@@ -20,6 +20,7 @@ const (
 	CheckTLSTerminator = "tls_terminator"
 	CheckLogLevel      = "log_level"
 	CheckLeftover      = "leftover"
+	CheckVotes         = "votes" // only in a view with Options.Voters
 )
 
 const (
@@ -192,6 +193,26 @@ func (n NodeView) checkLeftover() Check {
 		return n.notSeen(CheckLeftover, "containers", askContainers)
 	}
 	return answer(CheckLeftover, Pass, "none")
+}
+
+// votesCheck passes when every committee member votes, fails when one does not,
+// and is unknown when the committee could not be read.
+func votesCheck(v Voters, err error) Check {
+	if err != nil {
+		return answer(CheckVotes, Unknown, "not counted: %s", err)
+	}
+	c := answer(CheckVotes, Pass, "%d of %d vote, quorum %d", v.Count, len(v.Committee.Members), v.Committee.Quorum)
+	if missing := v.Missing(); len(missing) > 0 {
+		c.Verdict = Fail
+		c.Reason += "; not counted: " + strings.Join(missing, ", ")
+	}
+	c.Evidence = map[string]string{}
+	for _, l := range v.Counted {
+		if l.HostID != "" {
+			c.Evidence[l.HostID] = l.Why
+		}
+	}
+	return c
 }
 
 // updaterImages are the last parts of image names whose containers replace

@@ -221,9 +221,6 @@ func (c comparison) doubted(i int) (string, bool) {
 	return "", false
 }
 
-// meets reports that node i agrees with another node about something.
-func (c comparison) meets(i int) bool { return c.tips.agrees[i] > 0 || c.seals.agrees[i] > 0 }
-
 func nodesWord(n int) string {
 	if n == 1 {
 		return "1 node"

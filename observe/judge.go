@@ -169,7 +169,12 @@ func (j *judgement) node(i int) (State, []string) {
 		return StateUnknown, []string{"container not read: " + errText(n.fault(askContainer))}
 	}
 	if why, yes := j.cmp.forked(i); yes {
-		return Fork, []string{why}
+		reasons := []string{why}
+		// A drifting clock has made a node choose another leader than the rest.
+		if c := n.checkClock(); c.Verdict == Fail {
+			reasons = append(reasons, "clock: "+c.Reason)
+		}
+		return Fork, reasons
 	}
 	if why, yes := j.cmp.doubted(i); yes {
 		return StateUnknown, []string{why}
@@ -248,9 +253,9 @@ func (j *judgement) standing(i int) (State, []string) {
 	}
 	if n.ValidatedPeers == nil {
 		said = append(said, "validated peers not known: "+errText(n.fault(askHealth)))
-		// A node that moves and shares its history with others is not alone,
-		// whatever its health route does; it has hung before on a good node.
-		if alone || !j.cmp.meets(i) || !n.moved() {
+		// A node that shows a fresh block of the others is not alone, whatever its
+		// health route does; it has hung before on a good node.
+		if fresh := j.cmp.tips.agrees[i] > 0 || j.cmp.seals.agrees[i] > 0 && n.moved(); alone || !fresh {
 			return StateUnknown, said
 		}
 	}

@@ -139,6 +139,14 @@ func TestJudge(t *testing.T) {
 			n[2].ValidatedPeers = nil
 			n[2].Faults = []Fault{{askHealth, context.DeadlineExceeded}}
 		}, Healthy, nil, "validated peers not known"},
+		"health route hangs, sampled twice at one height": {func(n []NodeView) {
+			n[2].resample(1001, 1001)
+			n[2].ValidatedPeers = nil
+		}, Healthy, nil, "validated peers not known"},
+		"a fork names the drifting clock": {func(n []NodeView) {
+			n[2].retip(1000, 1001)
+			n[2].ClockOffset = ptr(3 * time.Second)
+		}, Fork, map[string]State{"003": Fork}, "clock: off by 3s"},
 		"health route hangs, nothing shared": {func(n []NodeView) {
 			n[2].resample(1002, 1003)
 			n[2].ValidatedPeers, n[2].Seals = nil, nil

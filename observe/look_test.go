@@ -440,6 +440,27 @@ func TestElectorate(t *testing.T) {
 	})
 }
 
+// TestLookFrozenConsensus: the node answers, follows and is healthy by all else.
+func TestLookFrozenConsensus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeFleet(t, 6)
+		for _, h := range f.hosts {
+			h.signers = func(uint64) []string { return f.members()[:5] }
+		}
+		v, err := look(t.Context(), f, Options{Voters: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := v.Checks[len(v.Checks)-1]
+		if v.Verdict != Healthy || c.Name != CheckVotes || c.Verdict != Fail || !strings.Contains(c.Reason, "006 genesis_node_006 (neither signed") || v.Voters.Count != 5 {
+			t.Errorf("%s %+v", v.Verdict, c)
+		}
+	})
+	if c := votesCheck(Voters{}, ErrNoCommittee); c.Verdict != Unknown {
+		t.Errorf("%+v", c)
+	}
+}
+
 func TestReadNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeFleet(t, 1)

@@ -18,6 +18,10 @@ type Options struct {
 	// Signers asks every node, not only one, for the certificate of the newest
 	// common macroblock, and compares the committee fields.
 	Signers bool
+	// Voters counts who votes, from the certificates of the last ten windows and
+	// the logs, and adds the check "votes": a node whose consensus is frozen
+	// follows the chain, answers every route, and is healthy by all else.
+	Voters bool
 }
 
 // Event is a step of looking.
@@ -63,7 +67,19 @@ func look(ctx context.Context, c crew, opts Options) (View, error) {
 	if err := ctx.Err(); err != nil {
 		return View{}, err
 	}
-	return Judge(s.view()), nil
+	v := Judge(s.view())
+	if opts.Voters {
+		s.say("", "counting who votes")
+		voters, err := newElectorate(c).Count(ctx, "")
+		if err := ctx.Err(); err != nil {
+			return View{}, err
+		}
+		if err == nil {
+			v.Voters = &voters
+		}
+		v.Checks = append(v.Checks, votesCheck(voters, err))
+	}
+	return v, nil
 }
 
 // survey is one observation in progress. Each part of a node is written by one

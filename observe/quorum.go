@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -302,6 +303,8 @@ func (e *Electorate) proofsOf(ctx context.Context, ballots []*ballot, index uint
 				e.proofs[b.reading.HostID] = map[uint64]node.Proof{}
 			}
 			e.proofs[b.reading.HostID][index] = p
+			// A long roll passes many windows; what is out of reach is let go.
+			maps.DeleteFunc(e.proofs[b.reading.HostID], func(old uint64, _ node.Proof) bool { return old+2*signerWindows < index })
 		})
 	}
 	wg.Wait()

@@ -186,6 +186,7 @@ type View struct {
 	Verdict State
 	Reasons []string
 	Seal    *SealView
+	Voters  *Voters // only when asked for
 	Checks  []Check
 }
 
