@@ -7,8 +7,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/docker/docker/api/types/container"
-
 	"github.com/qnetops/qnetops/lab/realhosts"
 	"github.com/qnetops/qnetops/node"
 	"github.com/qnetops/qnetops/report"
@@ -37,21 +35,11 @@ func (l hostsLab) Rows(ctx context.Context) ([]labRow, error) {
 func (l hostsLab) row(ctx context.Context, h realhosts.Host, row *labRow) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	api, err := l.Engine(h.ID)
+	state, err := l.ContainerState(ctx, h.ID)
 	if err != nil {
 		return err
 	}
-	defer api.Close()
-	list, err := api.ContainerList(ctx, container.ListOptions{All: true})
-	if err != nil {
-		return err
-	}
-	row.State = "no container"
-	for _, c := range list {
-		if len(c.Names) > 0 && c.Names[0] == "/"+h.Container {
-			row.State = c.State + " " + c.Image
-		}
-	}
+	row.State = state
 	client := &node.Client{Base: "http://" + h.Address + ":8001", HTTP: http.DefaultClient}
 	health, err := client.Healthz(ctx)
 	if err != nil {
