@@ -2,6 +2,8 @@ package realhosts
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -118,16 +120,27 @@ func nodeHostConfig(host Host) *container.HostConfig {
 	}
 }
 
-// pull reads the whole answer: the engine pulls only as long as it is read, and names a failure at its end.
+// pull reads the whole answer: the engine pulls only as long as it is read, and a failure is a message in it.
 func pull(ctx context.Context, engine *client.Client, ref string) error {
 	body, err := engine.ImagePull(ctx, ref, image.PullOptions{})
 	if err != nil {
 		return err
 	}
 	defer body.Close()
-	if _, err := io.Copy(io.Discard, body); err != nil {
-		return err
+	messages := json.NewDecoder(body)
+	for {
+		var message struct {
+			Error string `json:"error"`
+		}
+		err := messages.Decode(&message)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if message.Error != "" {
+			return errors.New(message.Error)
+		}
 	}
-	_, err = engine.ImageInspect(ctx, ref)
-	return err
 }

@@ -13,8 +13,6 @@ import (
 	"github.com/qnetops/qnetops/host"
 )
 
-const killSignal = unix.SIGKILL
-
 // at finds a running host.
 func (c *Cluster) at(id string) (Host, Process, error) {
 	host, err := c.state.host(id)

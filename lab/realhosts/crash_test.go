@@ -34,7 +34,7 @@ func TestOwnerHelper(t *testing.T) {
 // with at, or a moment after that.
 func killOwner(t *testing.T, dir, binary, at string, after time.Duration) {
 	t.Helper()
-	cmd := exec.CommandContext(within(t, time.Minute), os.Args[0], "-test.run=^TestOwnerHelper$")
+	cmd := exec.CommandContext(within(t, 3*time.Minute), os.Args[0], "-test.run=^TestOwnerHelper$")
 	cmd.Env = append(os.Environ(), "REALHOSTS_HELPER_DIR="+dir, "REALHOSTS_HELPER_BINARY="+binary)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -69,10 +69,10 @@ func TestOwnerDies(t *testing.T) {
 			t.Fatal(err)
 		}
 		st := c.State()
-		if out, err := c.Exec(within(t, 10*time.Second), "001", "docker", "ps", "-q"); err != nil || len(out) == 0 {
+		if out, err := c.Exec(within(t, time.Minute), "001", "docker", "ps", "-q"); err != nil || len(out) == 0 {
 			t.Errorf("the host did not outlive the owner: %q %v", out, err)
 		}
-		if err := Down(within(t, time.Minute), dir); err != nil {
+		if err := Down(within(t, 3*time.Minute), dir); err != nil {
 			t.Fatal(err)
 		}
 		assertGone(t, &st, dir)
@@ -85,18 +85,18 @@ func TestOwnerDies(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		other, err := claim(within(t, time.Minute), Config{Nodes: 1, SuperFrom: 6, Dir: filepath.Join(t.TempDir(), "other"), NodeEnv: func(int) []string { return nil }})
+		other, err := claim(within(t, 3*time.Minute), Config{Nodes: 1, SuperFrom: 6, Dir: filepath.Join(t.TempDir(), "other"), NodeEnv: func(int) []string { return nil }})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := other.Down(within(t, time.Minute)); err != nil {
+		if err := other.Down(within(t, 3*time.Minute)); err != nil {
 			t.Error(err)
 		}
 		assertGone(t, st, dir)
 		if _, err := os.Stat(filepath.Join(dir, StateFile)); err != nil {
 			t.Errorf("reaping took the files of another folder: %v", err)
 		}
-		if err := Down(within(t, time.Minute), dir); err != nil {
+		if err := Down(within(t, 3*time.Minute), dir); err != nil {
 			t.Errorf("down of a lab that was reaped: %v", err)
 		}
 	})
@@ -111,7 +111,7 @@ func TestOwnerDies(t *testing.T) {
 		if err := os.Remove(filepath.Join(dir, StateFile)); err != nil {
 			t.Fatal(err)
 		}
-		if err := reapDead(within(t, time.Minute)); err != nil {
+		if err := reapDead(within(t, 3*time.Minute)); err != nil {
 			t.Fatal(err)
 		}
 		assertGone(t, st, dir)
@@ -127,14 +127,14 @@ func TestTwoLabs(t *testing.T) {
 	for i := range labs {
 		dir := filepath.Join(t.TempDir(), "lab")
 		group.Go(func() (err error) {
-			labs[i], err = Up(within(t, time.Minute), Config{Nodes: 1, Dir: dir, Binary: binary})
+			labs[i], err = Up(within(t, 3*time.Minute), Config{Nodes: 1, Dir: dir, Binary: binary})
 			return err
 		})
 	}
 	err := group.Wait()
 	for _, lab := range labs {
 		if lab != nil {
-			t.Cleanup(func() { lab.Down(within(t, time.Minute)) })
+			t.Cleanup(func() { lab.Down(within(t, 3*time.Minute)) })
 		}
 	}
 	if err != nil {
@@ -143,7 +143,7 @@ func TestTwoLabs(t *testing.T) {
 	if one, two := labs[0].State(), labs[1].State(); one.Hosts[0].Address == two.Hosts[0].Address || one.Bridge == two.Bridge {
 		t.Errorf("both labs have %s on %s", one.Hosts[0].Address, one.Bridge)
 	}
-	if err := labs[0].Down(within(t, time.Minute)); err != nil {
+	if err := labs[0].Down(within(t, 3*time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	if conn, err := dial(t, labs[1], labs[1].Hosts()[0], "root"); err != nil {
@@ -157,7 +157,7 @@ func TestTwoLabs(t *testing.T) {
 func TestFailedUp(t *testing.T) {
 	needHosts(t)
 	dir := filepath.Join(t.TempDir(), "lab")
-	_, err := Up(within(t, time.Minute), Config{Nodes: 1, Dir: dir, Binary: nodeBinary(t), Image: "no-such-tag"})
+	_, err := Up(within(t, 3*time.Minute), Config{Nodes: 1, Dir: dir, Binary: nodeBinary(t), Image: "no-such-tag"})
 	if err == nil || !strings.Contains(err.Error(), "host 001: pulling") {
 		t.Errorf("up with an image that does not exist: %v", err)
 	}

@@ -10,37 +10,54 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/docker/docker/api/types/container"
-	"github.com/docker/docker/api/types/image"
-
 	"github.com/qnetops/qnetops/lab/simnode"
 )
 
-// hostFault is a fault of a host or its engine. Those without clear happen once.
+// hostFault is a fault of a host or its engine. One without clear happens once; arg says whether it takes one.
 type hostFault struct {
-	inject, clear func(*Cluster, context.Context, Host) error
+	inject func(c *Cluster, ctx context.Context, host Host, arg string) error
+	clear  func(c *Cluster, ctx context.Context, host Host) error
+	arg    func(arg string) error
 }
 
-// hostFaults are the faults of this backend, next to those of the node itself. Faults that a real engine has no
-// switch for (create-fail, start-fail, disk-full, log-rotate) exist in the process backend alone.
+// hostFaults are the faults of this backend, next to those of the node itself. The words are those of the process
+// backend; the causes are real ones.
 func hostFaults() map[string]hostFault {
 	return map[string]hostFault{
-		"stop":           {stopNode, startNode},
-		"power-off":      {byID((*Cluster).PowerOff), byID((*Cluster).Reboot)},
-		"reboot":         {byID((*Cluster).Reboot), nil},
-		"partition":      {byID((*Cluster).Partition), byID((*Cluster).Heal)},
-		"drop-ssh":       {byID((*Cluster).DropSSH), nil},
-		"host-key":       {changeKey, restoreKey},
-		"engine-down":    {byID((*Cluster).StopEngine), byID((*Cluster).StartEngine)},
-		"engine-kill":    {byID((*Cluster).KillEngine), byID((*Cluster).StartEngine)},
-		"engine-restart": {byID((*Cluster).RestartEngine), nil},
-		"pull-fail":      {refuseRegistry, allowRegistry},
-		"second-updater": {startUpdater, stopUpdater},
+		"stop":           {inject: stopNode, clear: startNode},
+		"power-off":      {inject: once((*Cluster).PowerOff), clear: byID((*Cluster).Reboot)},
+		"reboot":         {inject: once((*Cluster).Reboot)},
+		"partition":      {inject: once((*Cluster).Partition), clear: byID((*Cluster).Heal)},
+		"drop-ssh":       {inject: dropSSH, clear: byID((*Cluster).RestartSSH), arg: oneOf("hold")},
+		"host-key":       {inject: changeKey, clear: restoreKey},
+		"engine-down":    {inject: once((*Cluster).StopEngine), clear: byID((*Cluster).StartEngine)},
+		"engine-kill":    {inject: once((*Cluster).KillEngine), clear: byID((*Cluster).StartEngine)},
+		"engine-restart": {inject: once((*Cluster).RestartEngine)},
+		"pull-fail":      {inject: refuseRegistry, clear: allowRegistry},
+		"disk-full":      {inject: script(diskFull), clear: undo(diskFree)},
+		"create-fail":    {inject: script(createFail), clear: undo(createWork)},
+		"start-fail":     {inject: startFail, clear: startWork},
+		"log-rotate":     {inject: truncateLogs},
+		"log-level":      {inject: setLogLevel, clear: clearLogLevel, arg: oneOf("0", "1", "2", "3", "4", "5")},
+		"second-updater": {inject: startUpdater, clear: stopUpdater},
 	}
+}
+
+func once(f func(*Cluster, context.Context, string) error) func(*Cluster, context.Context, Host, string) error {
+	return func(c *Cluster, ctx context.Context, host Host, _ string) error { return f(c, ctx, host.ID) }
 }
 
 func byID(f func(*Cluster, context.Context, string) error) func(*Cluster, context.Context, Host) error {
 	return func(c *Cluster, ctx context.Context, host Host) error { return f(c, ctx, host.ID) }
+}
+
+func oneOf(known ...string) func(string) error {
+	return func(arg string) error {
+		if arg != "" && !slices.Contains(known, arg) {
+			return fmt.Errorf("argument %q is not known: none, or one of %s", arg, strings.Join(known, ", "))
+		}
+		return nil
+	}
 }
 
 // FaultKinds lists what Inject knows.
@@ -50,7 +67,7 @@ func FaultKinds() []string {
 		kinds = append(kinds, string(kind))
 	}
 	slices.Sort(kinds)
-	return kinds
+	return slices.Compact(kinds)
 }
 
 // Inject sets a fault on a host or its node. An unknown kind or host is an error that lists the known ones.
@@ -60,46 +77,52 @@ func (c *Cluster) Inject(ctx context.Context, id, kind, arg string) error {
 		return err
 	}
 	fault, ofHost := hostFaults()[kind]
-	switch {
-	case !ofHost && !slices.Contains(simnode.Kinds(), simnode.Kind(kind)):
-		return fmt.Errorf("unknown fault %q: known are %s", kind, strings.Join(FaultKinds(), ", "))
-	case !ofHost:
+	if !ofHost {
+		if !slices.Contains(simnode.Kinds(), simnode.Kind(kind)) {
+			return fmt.Errorf("unknown fault %q: known are %s", kind, strings.Join(FaultKinds(), ", "))
+		}
 		return c.setNodeFault(host, kind, arg)
-	case arg != "":
+	}
+	if fault.arg == nil && arg != "" {
 		return fmt.Errorf("fault %s takes no argument", kind)
 	}
-	if err := fault.inject(c, ctx, host); err != nil {
+	if fault.arg != nil {
+		if err := fault.arg(arg); err != nil {
+			return fmt.Errorf("fault %s: %w", kind, err)
+		}
+	}
+	if has(readLines(c.faultFile(host)), kind) {
+		return fmt.Errorf("fault %s is set on host %s already; clear it first", kind, id)
+	}
+	if err := fault.inject(c, ctx, host, arg); err != nil {
 		return fmt.Errorf("fault %s on host %s: %w", kind, id, err)
 	}
-	if fault.clear == nil {
-		return nil
+	if fault.clear == nil || kind == "drop-ssh" && arg == "" {
+		return nil // happened, and is over
 	}
-	return c.writeFaults(host, append(c.faultsOf(host), kind))
+	return writeLines(c.faultFile(host), put(readLines(c.faultFile(host)), kind, arg))
 }
 
 // nodeFaultFile is read by the running node, one fault a line.
 func (c *Cluster) nodeFaultFile(host Host) string { return c.paths.in(host.ID, DataDir+"/lab-faults") }
 
+// faultFile keeps the faults of a host beside its root, so that another process can clear them.
+func (c *Cluster) faultFile(host Host) string {
+	return filepath.Join(c.paths.host(host.ID), "faults")
+}
+
 func (c *Cluster) setNodeFault(host Host, kind, arg string) error {
 	if err := new(simnode.Faults).Set(simnode.Kind(kind), arg); err != nil {
 		return err
 	}
-	lines := slices.DeleteFunc(readLines(c.nodeFaultFile(host)), func(line string) bool {
-		name, _, _ := strings.Cut(line, "=")
-		return name == kind
-	})
-	line := kind
-	if arg != "" {
-		line += "=" + arg
-	}
-	return writeLines(c.nodeFaultFile(host), append(lines, line))
+	return writeLines(c.nodeFaultFile(host), put(readLines(c.nodeFaultFile(host)), kind, arg))
 }
 
-// Faults lists the faults that are set, by host.
+// Faults lists the faults that are set, by host: kind or kind=argument.
 func (c *Cluster) Faults() map[string][]string {
 	out := map[string][]string{}
 	for _, host := range c.state.Hosts {
-		if set := slices.Concat(c.faultsOf(host), readLines(c.nodeFaultFile(host))); len(set) > 0 {
+		if set := slices.Concat(readLines(c.faultFile(host)), readLines(c.nodeFaultFile(host))); len(set) > 0 {
 			slices.Sort(set)
 			out[host.ID] = set
 		}
@@ -111,27 +134,54 @@ func (c *Cluster) Faults() map[string][]string {
 func (c *Cluster) ClearFaults(ctx context.Context) error {
 	var errs []error
 	for _, host := range c.state.Hosts {
-		for _, kind := range slices.Backward(c.faultsOf(host)) {
-			if fault, ok := hostFaults()[kind]; ok {
-				if err := fault.clear(c, ctx, host); err != nil {
-					errs = append(errs, fmt.Errorf("clearing fault %s on host %s: %w", kind, host.ID, err))
-				}
-			}
+		for _, line := range slices.Backward(readLines(c.faultFile(host))) {
+			errs = append(errs, c.ClearFault(ctx, host.ID, kindOf(line)))
 		}
-		errs = append(errs, c.writeFaults(host, nil), writeLines(c.nodeFaultFile(host), nil))
+		errs = append(errs, writeLines(c.nodeFaultFile(host), nil))
 	}
 	return errors.Join(errs...)
 }
 
-// The faults of a host are kept beside its root, so that another process can clear them.
-func (c *Cluster) faultFile(host Host) string {
-	return filepath.Join(c.paths.host(host.ID), "faults")
+// ClearFault takes one fault of one host back; one that is not set is no error.
+func (c *Cluster) ClearFault(ctx context.Context, id, kind string) error {
+	host, err := c.state.host(id)
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(FaultKinds(), kind) {
+		return fmt.Errorf("unknown fault %q: known are %s", kind, strings.Join(FaultKinds(), ", "))
+	}
+	fault, ofHost := hostFaults()[kind]
+	if !ofHost {
+		return writeLines(c.nodeFaultFile(host), without(readLines(c.nodeFaultFile(host)), kind))
+	}
+	if !has(readLines(c.faultFile(host)), kind) {
+		return nil
+	}
+	if err := fault.clear(c, ctx, host); err != nil {
+		return fmt.Errorf("clearing fault %s on host %s: %w", kind, id, err)
+	}
+	return writeLines(c.faultFile(host), without(readLines(c.faultFile(host)), kind))
 }
 
-func (c *Cluster) faultsOf(host Host) []string { return readLines(c.faultFile(host)) }
+func kindOf(line string) string {
+	kind, _, _ := strings.Cut(line, "=")
+	return kind
+}
 
-func (c *Cluster) writeFaults(host Host, kinds []string) error {
-	return writeLines(c.faultFile(host), kinds)
+func has(lines []string, kind string) bool {
+	return slices.ContainsFunc(lines, func(line string) bool { return kindOf(line) == kind })
+}
+
+func without(lines []string, kind string) []string {
+	return slices.DeleteFunc(lines, func(line string) bool { return kindOf(line) == kind })
+}
+
+func put(lines []string, kind, arg string) []string {
+	if arg != "" {
+		arg = "=" + arg
+	}
+	return append(without(lines, kind), kind+arg)
 }
 
 func readLines(path string) []string {
@@ -153,116 +203,7 @@ func writeLines(path string, lines []string) error {
 		err = os.Rename(path+".new", path)
 	}
 	if err != nil {
-		return fmt.Errorf("recording faults: %w", err)
+		return fmt.Errorf("writing %s: %w", path, err)
 	}
 	return nil
-}
-
-func stopNode(c *Cluster, ctx context.Context, host Host) error {
-	engine, err := c.Engine(host.ID)
-	if err != nil {
-		return err
-	}
-	defer engine.Close()
-	return engine.ContainerStop(ctx, host.Container, container.StopOptions{})
-}
-
-func startNode(c *Cluster, ctx context.Context, host Host) error {
-	engine, err := c.Engine(host.ID)
-	if err != nil {
-		return err
-	}
-	defer engine.Close()
-	return engine.ContainerStart(ctx, host.Container, container.StartOptions{})
-}
-
-// hostKeyFiles are set aside while the fault host-key is on.
-func (c *Cluster) hostKeyFiles(host Host) []string {
-	path := c.paths.in(host.ID, "etc/ssh/ssh_host_ed25519_key")
-	return []string{path, path + ".pub"}
-}
-
-func changeKey(c *Cluster, ctx context.Context, host Host) error {
-	if slices.Contains(c.faultsOf(host), "host-key") {
-		return errors.New("it is set already")
-	}
-	for _, path := range c.hostKeyFiles(host) {
-		if err := os.Rename(path, path+".pinned"); err != nil {
-			return err
-		}
-	}
-	if err := c.NewHostKey(host.ID); err != nil {
-		return err
-	}
-	return c.RestartSSH(ctx, host.ID)
-}
-
-func restoreKey(c *Cluster, ctx context.Context, host Host) error {
-	for _, path := range c.hostKeyFiles(host) {
-		if err := os.Rename(path+".pinned", path); err != nil {
-			return err
-		}
-	}
-	return c.RestartSSH(ctx, host.ID)
-}
-
-// registryRule refuses the host's connections to the registry, as a firewall in between would.
-func (c *Cluster) registryRule(op string) []string {
-	return []string{"iptables", "-w", op, "OUTPUT", "-p", "tcp", "-d", c.state.address(1), "--dport", "5000", "-j", "REJECT", "--reject-with", "tcp-reset"}
-}
-
-func refuseRegistry(c *Cluster, ctx context.Context, host Host) error {
-	_, err := c.Exec(ctx, host.ID, c.registryRule("-I")...)
-	return err
-}
-
-// allowRegistry takes the rule back; a reboot has done so already.
-func allowRegistry(c *Cluster, ctx context.Context, host Host) error {
-	if _, err := c.Exec(ctx, host.ID, c.registryRule("-C")...); err != nil {
-		return nil
-	}
-	_, err := c.Exec(ctx, host.ID, c.registryRule("-D")...)
-	return err
-}
-
-// updaterName is the container, and updaterImage the image, by which a second updater is recognised (facts 5.2). What
-// runs in it is the lab's node without data or peers: it updates nothing and joins nothing.
-const (
-	updaterName  = "watchtower"
-	updaterImage = "containrrr/watchtower:latest"
-)
-
-func startUpdater(c *Cluster, ctx context.Context, host Host) error {
-	engine, err := c.Engine(host.ID)
-	if err != nil {
-		return err
-	}
-	defer engine.Close()
-	node, err := engine.ContainerInspect(ctx, host.Container)
-	if err != nil {
-		return err
-	}
-	if err := engine.ImageTag(ctx, node.Image, updaterImage); err != nil {
-		return err
-	}
-	settings := &container.Config{Image: updaterImage, Env: []string{simnode.EnvObserver + "=1"},
-		Labels: map[string]string{"com.centurylinklabs.watchtower": "true"}}
-	created, err := engine.ContainerCreate(ctx, settings, nil, nil, nil, updaterName)
-	if err != nil {
-		return err
-	}
-	return engine.ContainerStart(ctx, created.ID, container.StartOptions{})
-}
-
-func stopUpdater(c *Cluster, ctx context.Context, host Host) error {
-	engine, err := c.Engine(host.ID)
-	if err != nil {
-		return err
-	}
-	defer engine.Close()
-	if err := engine.ContainerRemove(ctx, updaterName, container.RemoveOptions{Force: true}); err != nil {
-		return err
-	}
-	_, err = engine.ImageRemove(ctx, updaterImage, image.RemoveOptions{})
-	return err
 }

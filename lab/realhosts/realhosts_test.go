@@ -112,7 +112,7 @@ func get(conn *ssh.Client, path string) (string, error) {
 // eventually waits for the answer yes; what it waits for is named when time is up.
 func eventually(t *testing.T, what string, ask func() bool) {
 	t.Helper()
-	if err := poll(within(t, 30*time.Second), 100*time.Millisecond, what, func() (bool, error) { return ask(), nil }); err != nil {
+	if err := poll(within(t, 2*time.Minute), 100*time.Millisecond, what, func() (bool, error) { return ask(), nil }); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -151,7 +151,7 @@ func TestCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := c.Down(within(t, time.Minute)); err != nil {
+		if err := c.Down(within(t, 3*time.Minute)); err != nil {
 			t.Error(err)
 		}
 	})
@@ -161,7 +161,7 @@ func TestCluster(t *testing.T) {
 	}{
 		{"inventory", testInventory}, {"ssh", testSSH}, {"container", testContainer}, {"pull by digest", testPull},
 		{"peers, isolate, partition", testCut}, {"agents and dropped ssh", func(t *testing.T, c *Cluster) { testAgents(t, c, binary) }}, {"engine", testEngine},
-		{"faults", testFaults}, {"reboot", testReboot}, {"host key", testHostKey}, {"second up is refused", func(t *testing.T, c *Cluster) { testSecondUp(t, c, binary) }}, {"down", testDown},
+		{"faults", testFaults}, {"engine faults", testEngineFaults}, {"reboot", testReboot}, {"host key", testHostKey}, {"second up is refused", func(t *testing.T, c *Cluster) { testSecondUp(t, c, binary) }}, {"down", testDown},
 	} {
 		if !t.Run(part.name, func(t *testing.T) { part.run(t, c) }) {
 			return
@@ -205,7 +205,7 @@ func testSSH(t *testing.T, c *Cluster) {
 		t.Fatal(err)
 	}
 	defer engine.Close()
-	list, err := engine.ContainerList(within(t, 10*time.Second), container.ListOptions{All: true})
+	list, err := engine.ContainerList(within(t, time.Minute), container.ListOptions{All: true})
 	if err != nil || len(list) != 1 || list[0].Names[0] != "/"+host.Container {
 		t.Errorf("containers through the forwarded socket: %v %v", list, err)
 	}
@@ -222,7 +222,7 @@ func testSSH(t *testing.T, c *Cluster) {
 // testContainer compares the container with facts 5.2, and its environment with what was asked for.
 func testContainer(t *testing.T, c *Cluster) {
 	for _, host := range c.Hosts() {
-		out, err := c.Exec(within(t, 10*time.Second), host.ID, "docker", "inspect", host.Container)
+		out, err := c.Exec(within(t, time.Minute), host.ID, "docker", "inspect", host.Container)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -258,7 +258,7 @@ func testContainer(t *testing.T, c *Cluster) {
 }
 
 func testPull(t *testing.T, c *Cluster) {
-	ctx := within(t, 30*time.Second)
+	ctx := within(t, 2*time.Minute)
 	digest, err := c.Digest(ctx, "v2")
 	if err != nil {
 		t.Fatal(err)
@@ -282,7 +282,7 @@ func testPull(t *testing.T, c *Cluster) {
 }
 
 func testCut(t *testing.T, c *Cluster) {
-	ctx := within(t, time.Minute)
+	ctx := within(t, 3*time.Minute)
 	one, two := c.Hosts()[0], c.Hosts()[1]
 	conn := mustDial(t, c, one)
 	sees := func(id string) func() bool {
@@ -320,7 +320,7 @@ func testCut(t *testing.T, c *Cluster) {
 
 // testAgents starts the two processes of an agent over SSH, drops the connection and finds both still there.
 func testAgents(t *testing.T, c *Cluster, binary string) {
-	ctx := within(t, time.Minute)
+	ctx := within(t, 3*time.Minute)
 	host := c.Hosts()[2]
 	conn := mustDial(t, c, host)
 	install := "mkdir -p /var/lib/qnetops/agent && cat > /var/lib/qnetops/agent/qnetops-abc && chmod 755 /var/lib/qnetops/agent/qnetops-abc"
@@ -376,7 +376,7 @@ func testAgents(t *testing.T, c *Cluster, binary string) {
 }
 
 func testEngine(t *testing.T, c *Cluster) {
-	ctx := within(t, time.Minute)
+	ctx := within(t, 3*time.Minute)
 	host := c.Hosts()[0]
 	before := starts(c, host.ID)
 	if err := c.KillEngine(ctx, host.ID); err != nil {
@@ -401,7 +401,7 @@ func testEngine(t *testing.T, c *Cluster) {
 }
 
 func testFaults(t *testing.T, c *Cluster) {
-	ctx := within(t, time.Minute)
+	ctx := within(t, 3*time.Minute)
 	host := c.Hosts()[0]
 	for _, bad := range []struct{ host, kind, arg, want string }{
 		{host.ID, "no-such", "", "known are"}, {"099", "stop", "", "known: 001, 002, 003"}, {host.ID, "skew", "x", "not a number"}, {host.ID, "stop", "5", "takes no argument"},
@@ -432,6 +432,9 @@ func testFaults(t *testing.T, c *Cluster) {
 	if got := c.Faults()[host.ID]; !slices.Equal(got, []string{"mute", "pull-fail", "second-updater", "skew=7"}) {
 		t.Errorf("faults set: %q", got)
 	}
+	if err := c.Inject(ctx, host.ID, "pull-fail", ""); err == nil || !strings.Contains(err.Error(), "already") {
+		t.Errorf("the same fault twice: %v", err)
+	}
 	if err := c.ClearFaults(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -446,8 +449,73 @@ func testFaults(t *testing.T, c *Cluster) {
 	}
 }
 
+// testEngineFaults sets faults of the engine one by one: each has its effect while it is set, and none after.
+func testEngineFaults(t *testing.T, c *Cluster) {
+	ctx := within(t, 3*time.Minute)
+	host := c.Hosts()[1]
+	engine, err := c.Engine(host.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer engine.Close()
+	create := func() error {
+		_, err := engine.ContainerCreate(ctx, &container.Config{Image: c.Image("v1")}, nil, nil, nil, "probe")
+		return err
+	}
+	start := func() error { return engine.ContainerStart(ctx, "probe", container.StartOptions{}) }
+	remove := func() error { return engine.ContainerRemove(ctx, "probe", container.RemoveOptions{Force: true}) }
+	for _, fault := range []struct {
+		kind, want string
+		fails      func() error
+		works      func() error
+	}{
+		{"disk-full", "no space left on device", func() error { return pull(ctx, engine, c.Image("slow")) }, func() error { return pull(ctx, engine, c.Image("slow")) }},
+		{"create-fail", "read-only file system", create, create},
+		{"start-fail", "runtime", start, func() error { return errors.Join(start(), remove()) }},
+	} {
+		if err := c.Inject(ctx, host.ID, fault.kind, ""); err != nil {
+			t.Fatal(err)
+		}
+		if err := fault.fails(); err == nil || !strings.Contains(err.Error(), fault.want) {
+			t.Errorf("%s: %v, want %q", fault.kind, err, fault.want)
+		}
+		if err := c.ClearFault(ctx, host.ID, fault.kind); err != nil {
+			t.Fatal(err)
+		}
+		if err := fault.works(); err != nil {
+			t.Errorf("%s cleared: %v", fault.kind, err)
+		}
+	}
+	if err := c.Inject(ctx, host.ID, "log-level", "1"); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := c.Exec(ctx, host.ID, "docker", "inspect", "--format", "{{.Config.Env}}", host.Container); err != nil || !strings.Contains(string(out), "QNET_LOG_LEVEL=1") {
+		t.Errorf("log-level: %s %v", out, err)
+	}
+	if err := c.Inject(ctx, host.ID, "log-rotate", ""); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := c.Exec(ctx, host.ID, "docker", "logs", host.Container); err != nil || len(out) > 0 {
+		t.Errorf("log after log-rotate: %q %v", out, err)
+	}
+	if err := c.Inject(ctx, host.ID, "drop-ssh", "hold"); err != nil {
+		t.Fatal(err)
+	}
+	if conn, err := dial(t, c, host, "root"); err == nil {
+		conn.Close()
+		t.Error("ssh accepted with drop-ssh=hold")
+	}
+	if err := c.ClearFaults(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := c.Exec(ctx, host.ID, "docker", "inspect", "--format", "{{.Config.Env}}", host.Container); err != nil || strings.Contains(string(out), "QNET_LOG_LEVEL") {
+		t.Errorf("log-level cleared: %s %v", out, err)
+	}
+	mustDial(t, c, host)
+}
+
 func testReboot(t *testing.T, c *Cluster) {
-	ctx := within(t, time.Minute)
+	ctx := within(t, 3*time.Minute)
 	host := c.Hosts()[2]
 	before := starts(c, host.ID)
 	old, err := c.init(host)
@@ -472,7 +540,7 @@ func testReboot(t *testing.T, c *Cluster) {
 }
 
 func testHostKey(t *testing.T, c *Cluster) {
-	ctx := within(t, 30*time.Second)
+	ctx := within(t, 2*time.Minute)
 	host := c.Hosts()[1]
 	if err := c.Inject(ctx, host.ID, "host-key", ""); err != nil {
 		t.Fatal(err)
@@ -490,7 +558,7 @@ func testHostKey(t *testing.T, c *Cluster) {
 
 func testSecondUp(t *testing.T, c *Cluster, binary string) {
 	dir := filepath.Dir(c.HostsFile())
-	_, err := Up(within(t, 10*time.Second), Config{Nodes: 1, Dir: dir, Binary: binary})
+	_, err := Up(within(t, time.Minute), Config{Nodes: 1, Dir: dir, Binary: binary})
 	var alive *AliveError
 	if !errors.As(err, &alive) || alive.PID != os.Getpid() {
 		t.Errorf("second up in the same folder: %v", err)
@@ -499,7 +567,7 @@ func testSecondUp(t *testing.T, c *Cluster, binary string) {
 	if err := os.WriteFile(filepath.Join(foreign, "hosts.toml"), []byte("mine"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Up(within(t, 10*time.Second), Config{Nodes: 1, Dir: foreign, Binary: binary}); err == nil || !strings.Contains(err.Error(), "not made by a lab") {
+	if _, err := Up(within(t, time.Minute), Config{Nodes: 1, Dir: foreign, Binary: binary}); err == nil || !strings.Contains(err.Error(), "not made by a lab") {
 		t.Errorf("up over somebody's hosts.toml: %v", err)
 	}
 	if data, _ := os.ReadFile(filepath.Join(foreign, "hosts.toml")); string(data) != "mine" {
@@ -515,23 +583,23 @@ func testDown(t *testing.T, c *Cluster) {
 		t.Fatal(err)
 	}
 	down := make(chan error, 1)
-	go func() { down <- c.Wait(within(t, time.Minute)) }()
-	if err := Down(within(t, time.Minute), dir); err != nil {
+	go func() { down <- c.Wait(within(t, 3*time.Minute)) }()
+	if err := Down(within(t, 3*time.Minute), dir); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-down; err != nil {
 		t.Errorf("the owner was not told: %v", err)
 	}
-	next, err := claim(within(t, time.Minute), Config{Nodes: 1, SuperFrom: 6, Dir: filepath.Join(t.TempDir(), "next"), NodeEnv: func(int) []string { return nil }})
+	next, err := claim(within(t, 3*time.Minute), Config{Nodes: 1, SuperFrom: 6, Dir: filepath.Join(t.TempDir(), "next"), NodeEnv: func(int) []string { return nil }})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if listener, err := next.listenRegistry(within(t, time.Minute)); err != nil {
+	if listener, err := next.listenRegistry(within(t, 3*time.Minute)); err != nil {
 		t.Errorf("the owner keeps the address of the registry: %v", err)
 	} else {
 		listener.Close()
 	}
-	if err := next.Down(within(t, time.Minute)); err != nil {
+	if err := next.Down(within(t, 3*time.Minute)); err != nil {
 		t.Error(err)
 	}
 	assertGone(t, &st, dir)
@@ -542,7 +610,7 @@ func testDown(t *testing.T, c *Cluster) {
 	if log, err := os.ReadFile(filepath.Join(c.LogDir("001"), "dockerd.log")); err != nil || !strings.Contains(string(log), "API listen") {
 		t.Errorf("dockerd's log: %v", err)
 	}
-	if err := Down(within(t, 10*time.Second), dir); !errors.Is(err, ErrNoLab) {
+	if err := Down(within(t, time.Minute), dir); !errors.Is(err, ErrNoLab) {
 		t.Errorf("second down: %v", err)
 	}
 }
