@@ -89,7 +89,7 @@ func (h *Host) dockerInspect(root bool, name, format string, stdout, stderr io.W
 	if err != nil {
 		return fail("Error response from daemon: " + err.Error())
 	}
-	out, err := formatInspect(format, raw)
+	out, err := h.lab.formatInspect(format, raw)
 	if err != nil {
 		return fail("template parsing error: " + err.Error())
 	}
@@ -97,26 +97,54 @@ func (h *Host) dockerInspect(root bool, name, format string, stdout, stderr io.W
 	return 0
 }
 
+// format is a parsed --format of docker inspect.
+type format struct {
+	tmpl *template.Template
+	// raw: the template names a field that docker's typed struct does not have,
+	// so the typed run fails whatever the container is.
+	raw bool
+}
+
 // formatInspect runs a template as docker's client does: first over its typed
 // struct, and over the raw JSON when that fails, with missing keys an error.
-func formatInspect(format string, raw []byte) ([]byte, error) {
-	tmpl, err := template.New("").Funcs(inspectFuncs()).Parse(format)
-	if err != nil {
-		return nil, err
+func (l *Lab) formatInspect(text string, raw []byte) ([]byte, error) {
+	l.mu.Lock()
+	f, known := l.formats[text]
+	l.mu.Unlock()
+	if !known {
+		tmpl, err := template.New("").Funcs(inspectFuncs()).Parse(text)
+		if err != nil {
+			return nil, err
+		}
+		f.tmpl = tmpl
 	}
 	var out bytes.Buffer
-	var typed container.InspectResponse
-	if json.Unmarshal(raw, &typed) == nil && tmpl.Execute(&out, typed) == nil {
-		return out.Bytes(), nil
+	if !f.raw {
+		var typed container.InspectResponse
+		err := json.Unmarshal(raw, &typed)
+		if err == nil {
+			err = f.tmpl.Execute(&out, typed)
+		}
+		if err == nil {
+			return out.Bytes(), nil
+		}
+		f.raw = strings.Contains(err.Error(), "can't evaluate field")
 	}
+	l.mu.Lock()
+	l.formats[text] = f
+	l.mu.Unlock()
 	d := json.NewDecoder(bytes.NewReader(raw))
 	d.UseNumber()
 	var loose any
 	if err := d.Decode(&loose); err != nil {
 		return nil, err
 	}
+	strict, err := f.tmpl.Clone() // hosts share the parsed template
+	if err != nil {
+		return nil, err
+	}
 	out.Reset()
-	if err := tmpl.Option("missingkey=error").Execute(&out, loose); err != nil {
+	if err := strict.Option("missingkey=error").Execute(&out, loose); err != nil {
 		return nil, err
 	}
 	return out.Bytes(), nil

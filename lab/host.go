@@ -197,8 +197,17 @@ func (h *Host) createBody(ref string) map[string]any {
 	}
 }
 
+// source is the host whose node answers on this one; see Config.Mirror.
+func (h *Host) source() *Host {
+	if n := h.lab.cfg.Mirror; n > 0 && h.index > n {
+		return h.lab.hosts[(h.index-1)%n]
+	}
+	return h
+}
+
 // dialTCP connects to a port on the host's loopback.
 func (h *Host) dialTCP(ctx context.Context, _ string, port int) (net.Conn, error) {
+	h = h.source()
 	h.mu.Lock()
 	l := h.listeners[port]
 	h.mu.Unlock()

@@ -56,6 +56,10 @@ type Config struct {
 	Image string
 	// Version is what the agents call themselves, default "lab".
 	Version string
+	// Mirror, when above 0, makes hosts above this number run no node of their
+	// own: their API shows the node of one of the first hosts. It is for
+	// measuring many hosts, where a thousand nodes would measure the lab.
+	Mirror int
 	// Host changes host i (from 1) before it is built.
 	Host func(i int, h *HostSpec)
 	// Progress is told what happens, in words for a person.
@@ -110,6 +114,7 @@ type Lab struct {
 	requests   []Request
 	hooks      hooks
 	faults     map[string]map[string]string // host -> kind -> argument
+	formats    map[string]format            // parsed templates of docker inspect
 	control    *controlServer
 	done       chan struct{}
 	wg         sync.WaitGroup
@@ -132,7 +137,7 @@ func New(cfg Config) (*Lab, error) {
 		return nil, err
 	}
 	l := &Lab{cfg: cfg, registry: engine.NewRegistry(), hub: simnode.NewHub(cfg.Seed), identities: map[string]string{},
-		joined: map[string]int{}, faults: map[string]map[string]string{}, done: make(chan struct{}), pid: 4000, began: time.Now()}
+		joined: map[string]int{}, faults: map[string]map[string]string{}, formats: map[string]format{}, done: make(chan struct{}), pid: 4000, began: time.Now()}
 	l.ctx, l.end = context.WithCancel(context.Background())
 	if l.client, l.keyPEM, err = clientKey(cfg.Seed); err != nil {
 		return nil, err

@@ -441,3 +441,47 @@ func TestTwoHostsWithOneIdentityAreAViolation(t *testing.T) {
 		}
 	})
 }
+
+func TestInspectFormatsAsDockerDoes(t *testing.T) {
+	l, err := New(Config{Nodes: 1, Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	raw := []byte(`{"Id":"abc","Name":"/n","State":{"Status":"running","Pid":7},"Config":{"Env":["A=1","B=2"],"New":"field"},"HostConfig":{}}`)
+	for format, want := range map[string]string{
+		`{{.Name}} {{.State.Status}}`: "/n running",
+		`{{.ID}}`:                     "abc", // typed only
+		`{{.Id}} {{json .State.Pid}}`: "abc 7",
+		`{{range .Config.Env}}{{index (split . "=") 0}} {{end}}`:   "A B ",
+		`{{.Id}} {{.Config.New}} {{json (index .Config "Other")}}`: "abc field null", // raw keeps what the struct drops
+		`{{join .Config.Env ","}} {{upper .Name}}`:                 "A=1,B=2 /N",
+	} {
+		for range 2 { // the second run uses what the first one learnt
+			if got, err := l.formatInspect(format, raw); err != nil || string(got) != want {
+				t.Errorf("%s: %q, %v, want %q", format, got, err, want)
+			}
+		}
+	}
+	for _, bad := range []string{`{{.Id}} {{.Nothing}}`, `{{`, `{{nofunc .Id}}`} {
+		if got, err := l.formatInspect(bad, raw); err == nil {
+			t.Errorf("%s gave %q", bad, got)
+		}
+	}
+}
+
+func TestMirroredHostsShowAnothersNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := up(t, Config{Nodes: 12, Mirror: 5, Seed: 15})
+		waitHeight(t, l, 3)
+		for i, n := range l.Status(t.Context()).Nodes {
+			if n.State != "running" || n.Height == nil || n.Build != "1111111" {
+				t.Errorf("node %+v", n)
+			}
+			if lines := l.Hosts()[i].Engine().LastLines(n.Container, 1); (len(lines) > 0) != (i < 5) {
+				t.Errorf("host %s logs %q", n.ID, lines)
+			}
+		}
+		clean(t, l)
+	})
+}

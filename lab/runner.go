@@ -32,7 +32,7 @@ type process struct {
 func (r *runner) Start(ctx context.Context, p engine.Process) (engine.Running, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	run := &process{cancel: cancel, stop: make(chan struct{}), done: make(chan struct{})}
-	if len(p.Entrypoint) == 0 || p.Entrypoint[0] != "/qnetops" {
+	if len(p.Entrypoint) == 0 || p.Entrypoint[0] != "/qnetops" || r.h.source() != r.h {
 		go run.idle(ctx)
 		return run, nil
 	}
