@@ -127,16 +127,7 @@ func (a *agentHost) serve(stdin io.Reader, out, stderr io.Writer) int {
 	return 0
 }
 
-func unameHere() string {
-	for words, arch := range unameArch {
-		if arch == runtime.GOARCH {
-			return "Linux " + words
-		}
-	}
-	return "Linux unknown"
-}
-
-// binary makes a file that looks like an agent: the test program itself is one
+// elfBinary makes a file that looks like an agent: the test program itself is one
 // for this machine, and too large for a test; its ELF header is enough.
 func elfBinary(t *testing.T, dir, name string, machine byte) string {
 	t.Helper()

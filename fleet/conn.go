@@ -66,6 +66,9 @@ func (c *Conn) Node() *node.Client {
 			MaxConnsPerHost:     4,
 			MaxIdleConnsPerHost: 1,
 			DisableCompression:  true,
+			// Answers are small and hosts are many.
+			ReadBufferSize:  2 << 10,
+			WriteBufferSize: 1 << 10,
 		}
 		c.node = &node.Client{
 			Base:        "http://127.0.0.1:" + itoa(c.host.APIPort),
