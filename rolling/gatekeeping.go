@@ -98,36 +98,50 @@ func (r *Runner) othersReachable(ctx context.Context, p NodePlan) error {
 }
 
 // turn waits while the node produces now or next: stopping the leader costs
-// the chain a failover for nothing.
-func (r *Runner) turn(ctx context.Context, p NodePlan) error {
+// the chain a failover for nothing. It says whether it had to wait.
+func (r *Runner) turn(ctx context.Context, p NodePlan) (waited bool, err error) {
 	if r.Plan.RecoveryHalted {
-		return nil
+		return false, nil
 	}
 	if reason, ok := r.Plan.waived("producing"); ok {
 		r.emit(Event{Node: p.ID, Kind: KindWait, Name: "producing", State: verdictSkipped, Text: "waived: " + reason})
-		return nil
+		return false, nil
 	}
 	block := r.Fleet.Inventory().Block
-	return r.until(ctx, p, "producing", turnWait*block, func(ctx context.Context) (bool, string, error) {
-		conn, err := connOf(ctx, r.Fleet, p.ID)
-		if err != nil {
-			return false, "", err
-		}
-		health, err := conn.Node().Healthz(ctx)
-		if err != nil {
-			// It does not serve: it is down already and produces nothing.
-			return true, "", nil
-		}
-		status, err := conn.Node().ProducerStatus(ctx)
-		if err != nil {
-			return false, "who produces next cannot be read", err
-		}
-		if status.CurrentProducer == "" {
-			return false, fmt.Sprintf("who produces after height %d is unknown", health.Height), nil
-		}
-		mine := status.IsProducer || status.CurrentProducer == status.NodeID
-		return !mine, fmt.Sprintf("it produces; its turn ends in %d blocks", status.BlocksUntilRotation), nil
+	err = r.until(ctx, p, "producing", turnWait*block, func(ctx context.Context) (bool, string, error) {
+		idle, why, err := r.idle(ctx, p)
+		waited = waited || !idle
+		return idle, why, err
 	})
+	return waited, err
+}
+
+// idle says whether the node produces neither now nor next. One that runs and
+// does not say so may be producing.
+func (r *Runner) idle(ctx context.Context, p NodePlan) (bool, string, error) {
+	conn, err := reach(ctx, r.Fleet, p.ID)
+	if err != nil {
+		return false, "", err
+	}
+	c, err := conn.Inspect(ctx)
+	if err != nil {
+		return false, "", err
+	}
+	if !c.Running() {
+		return true, "", nil
+	}
+	limit, cancel := context.WithTimeout(ctx, max(r.Fleet.Inventory().Block, 2*time.Second))
+	defer cancel()
+	status, err := conn.Node().ProducerStatus(limit)
+	switch {
+	case err != nil:
+		return false, "", fmt.Errorf("who produces cannot be read: %w", err)
+	case status.CurrentProducer == "":
+		return false, fmt.Sprintf("who produces after height %d is unknown", status.CurrentHeight), nil
+	case status.IsProducer || status.CurrentProducer == status.NodeID:
+		return false, fmt.Sprintf("it produces; its turn ends in %d blocks", status.BlocksUntilRotation), nil
+	}
+	return true, "", nil
 }
 
 // Halted checks the promise of --recovery-halted: no height and no seal moves
@@ -146,7 +160,11 @@ func Halted(ctx context.Context, look func(context.Context) (observe.View, error
 	if err != nil {
 		return err
 	}
-	moved := movement(first, second)
+	moved, compared := movement(first, second)
+	if compared == 0 {
+		return &RefusedError{Checks: []observe.Check{{Name: "recovery_halted", Verdict: observe.Unknown,
+			Reason: "no node's height could be read twice, so nobody knows whether the chain stands"}}}
+	}
 	if len(moved) == 0 {
 		return nil
 	}
@@ -154,12 +172,16 @@ func Halted(ctx context.Context, look func(context.Context) (observe.View, error
 		Reason: fmt.Sprintf("--recovery-halted is for a chain that stands, but within %d block times %s", haltedQuiet, strings.Join(moved, "; "))}}}
 }
 
-func movement(before, after observe.View) []string {
-	var out []string
+// movement lists what moved between two looks and counts the nodes whose
+// height was seen in both.
+func movement(before, after observe.View) (out []string, compared int) {
 	for _, n := range after.Nodes {
 		was := before.Node(n.ID)
 		if was == nil {
 			continue
+		}
+		if was.Height != nil && n.Height != nil {
+			compared++
 		}
 		if was.Height != nil && n.Height != nil && *n.Height > *was.Height {
 			out = append(out, fmt.Sprintf("%s went from height %d to %d", n.ID, *was.Height, *n.Height))
@@ -168,5 +190,5 @@ func movement(before, after observe.View) []string {
 			out = append(out, fmt.Sprintf("%s sealed macroblock %d", n.ID, *n.LastSealed))
 		}
 	}
-	return out
+	return out, compared
 }

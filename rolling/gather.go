@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -135,6 +136,10 @@ func agentOf(ctx context.Context, f *fleet.Fleet, id string) (*host.Client, erro
 	if err != nil {
 		return nil, err
 	}
+	return agentOn(ctx, conn, id)
+}
+
+func agentOn(ctx context.Context, conn *fleet.Conn, id string) (*host.Client, error) {
 	agent, err := conn.Agent(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("host %s: starting the agent: %w", id, err)
@@ -149,6 +154,27 @@ func connOf(ctx context.Context, f *fleet.Fleet, id string) (*fleet.Conn, error)
 	var dropped *fleet.DroppedError
 	if errors.As(err, &dropped) {
 		return f.Redial(ctx, id)
+	}
+	return conn, err
+}
+
+// redialWait bounds one attempt to reach the node in hand again, so that its
+// deadlines are still looked at while its host is away.
+const redialWait = 10 * time.Second
+
+// reach is connOf for the node in hand, which could be reached when its turn
+// began: a host that is booting refuses connections for minutes, so an attempt
+// that failed is no reason not to try again.
+func reach(ctx context.Context, f *fleet.Fleet, id string) (*fleet.Conn, error) {
+	conn, err := connOf(ctx, f, id)
+	var (
+		away *fleet.UnreachableError
+		slow *fleet.TimeoutError
+	)
+	if errors.As(err, &away) || errors.As(err, &slow) {
+		limit, cancel := context.WithTimeout(ctx, redialWait)
+		defer cancel()
+		return f.Redial(limit, id)
 	}
 	return conn, err
 }

@@ -111,7 +111,6 @@ type Reentry struct {
 
 	cleanFrom      *uint64
 	cleanFailovers uint64
-	lastHeight     *uint64
 }
 
 // NewReentry starts judging; nothing has passed yet.
@@ -329,6 +328,8 @@ func (r *Reentry) judgeConverged(s Sighting) {
 		r.m2.Reason = "the node's peers cannot be read"
 	case *s.FleetHeight > *height && *s.FleetHeight-*height >= observe.BehindBlocks:
 		r.m2.Reason = fmt.Sprintf("%d blocks behind the fleet", *s.FleetHeight-*height)
+	case *height > *s.FleetHeight && *height-*s.FleetHeight >= observe.BehindBlocks:
+		r.m2.Reason = fmt.Sprintf("it says height %d, the fleet is at %d: one of them cannot be", *height, *s.FleetHeight)
 	case s.Status.ValidatedPeers < 1:
 		r.m2.Reason = "no validated peer: the node talks to nobody"
 	default:

@@ -106,10 +106,15 @@ func (r *Runner) ready(ctx context.Context, p NodePlan) error {
 	if err := r.settled(ctx, p); err != nil {
 		return err
 	}
-	if err := r.quorum(ctx, p); err != nil {
-		return err
+	for {
+		if err := r.quorum(ctx, p); err != nil {
+			return err
+		}
+		// A wait makes the count old; the fleet may have lost a voter meanwhile.
+		if waited, err := r.turn(ctx, p); err != nil || !waited {
+			return err
+		}
 	}
-	return r.turn(ctx, p)
 }
 
 func (r *Runner) replace(ctx context.Context, p NodePlan) (host.ReplaceResult, error) {
@@ -170,6 +175,10 @@ func (r *Runner) afterTx(ctx context.Context, p NodePlan, step string, done host
 		}
 		return replacedAs(situation), nil
 	case stageWaiting, stageStaged:
+		if step == "replace" && situation.Failed == nil {
+			// Nothing of a successor that ran: the request never took effect.
+			return done, &StoppedError{Operation: r.Op.ID(), Node: p.ID, Reason: "the connection was lost before the node was touched", Err: err}
+		}
 		return host.ReplaceResult{Outcome: host.PutBack, OldID: situation.Current.ID, StoppedAt: situation.Current.StartedAt,
 			StartedAt: situation.Current.StartedAt, Reason: "the agent undid it after the connection was lost"}, nil
 	}
@@ -246,7 +255,7 @@ func (r *Runner) expect(ctx context.Context, p NodePlan, done host.ReplaceResult
 	if at, err := r.startTip(ctx, p, done.NewID, *tip); err == nil {
 		want.StartHeight = at
 	}
-	agent, err := agentOf(ctx, r.Fleet, p.ID)
+	agent, err := r.agent(ctx, p.ID)
 	if err != nil {
 		return want, err
 	}
@@ -362,7 +371,11 @@ func (r *Runner) PutBack(ctx context.Context, p NodePlan) (host.ReplaceResult, e
 			FailedName: p.Container + "-failed-" + stamp, StopTimeoutSeconds: p.StopTimeout}, r.tx(p))
 		return done, err
 	})
-	return r.afterTx(ctx, p, "putback", done, err)
+	done, err = r.afterTx(ctx, p, "putback", done, err)
+	if err == nil && done.Outcome != host.PutBack {
+		err = &StoppedError{Operation: r.Op.ID(), Node: p.ID, Reason: "the old container was not put back: the connection was lost before it began"}
+	}
+	return done, err
 }
 
 func (r *Runner) restored(ctx context.Context, p NodePlan, result NodeResult, done host.ReplaceResult, reason string) (NodeResult, error) {
@@ -409,7 +422,7 @@ func (r *Runner) clearFailed(ctx context.Context, p NodePlan) error {
 func (r *Runner) lastLines(ctx context.Context, p NodePlan) []string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	agent, err := agentOf(ctx, r.Fleet, p.ID)
+	agent, err := r.agent(ctx, p.ID)
 	if err != nil {
 		return nil
 	}
@@ -478,7 +491,7 @@ func describe(s host.Situation) string {
 func (r *Runner) settled(ctx context.Context, p NodePlan) error {
 	block := r.Fleet.Inventory().Block
 	return r.until(ctx, p, "bringup", time.Duration(deadlineRPC)*block, func(ctx context.Context) (bool, string, error) {
-		conn, err := connOf(ctx, r.Fleet, p.ID)
+		conn, err := reach(ctx, r.Fleet, p.ID)
 		if err != nil {
 			return false, "", err
 		}

@@ -2,6 +2,7 @@ package rolling
 
 import (
 	"fmt"
+	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -81,7 +82,23 @@ func checkFleet(view observe.View, plan Plan) observe.Check {
 		c.Verdict = observe.Fail
 		c.Reason = fmt.Sprintf("the fleet is %s (%s); M3 and M4 cannot pass on a chain that stands; --recovery-halted is the mode for that", view.Verdict, firstReason(view.Reasons, "no reason"))
 	}
+	if odd := unreadable(view, plan); len(odd) > 0 && c.Verdict == observe.Pass {
+		c.Verdict, c.Reason = observe.Unknown, strings.Join(odd, "; ")
+	}
 	return c
+}
+
+// unreadable lists the nodes that answer and yet cannot be judged, unless they
+// are left out by name. A host that is not reached at all counts as down in the
+// quorum arithmetic instead.
+func unreadable(view observe.View, plan Plan) []string {
+	var out []string
+	for _, n := range view.Nodes {
+		if n.Reachable && n.Verdict == observe.StateUnknown && !slices.Contains(plan.Skipped, n.ID) {
+			out = append(out, fmt.Sprintf("%s is unknown: %s", n.ID, firstReason(n.Reasons, "no reason")))
+		}
+	}
+	return out
 }
 
 func checkContainer(p NodePlan, input NodeInput) observe.Check {

@@ -2,6 +2,7 @@ package rolling
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -68,7 +69,7 @@ func watch(ctx context.Context, f *fleet.Fleet, id, container string, want Expec
 // sight takes one round of readings; what cannot be read stays nil.
 func (w *watcher) sight(ctx context.Context) Sighting {
 	s := Sighting{}
-	conn, err := connOf(ctx, w.fleet, w.id)
+	conn, err := reach(ctx, w.fleet, w.id)
 	var wg sync.WaitGroup
 	if err == nil {
 		w.stream(ctx, conn)
@@ -163,19 +164,19 @@ func (w *watcher) others(ctx context.Context) *uint64 {
 }
 
 // FleetHeight asks every reachable host but one for its height and returns the
-// highest, or nil when none answers.
+// highest that can be believed, or nil when none answers.
 func FleetHeight(ctx context.Context, f *fleet.Fleet, without string, limit time.Duration) *uint64 {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	var (
 		mu      sync.Mutex
-		highest *uint64
+		heights []uint64
 	)
 	eachOf(ctx, f.Inventory().IDs(), func(ctx context.Context, id string) {
 		if id == without {
 			return
 		}
-		conn, err := f.Conn(ctx, id)
+		conn, err := connOf(ctx, f, id)
 		if err != nil {
 			return
 		}
@@ -185,11 +186,23 @@ func FleetHeight(ctx context.Context, f *fleet.Fleet, without string, limit time
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		if highest == nil || health.Height > *highest {
-			highest = &health.Height
-		}
+		heights = append(heights, health.Height)
 	})
-	return highest
+	return believed(heights)
+}
+
+// believed is the highest height unless it is far above what every other node
+// shows: one node's word must neither fail nor pass a milestone.
+func believed(heights []uint64) *uint64 {
+	slices.Sort(heights)
+	n := len(heights)
+	switch {
+	case n == 0:
+		return nil
+	case n > 1 && heights[n-1]-heights[n-2] >= observe.BehindBlocks:
+		return &heights[n-2]
+	}
+	return &heights[n-1]
 }
 
 // seals reads the certificates of windows above the restart from every node:

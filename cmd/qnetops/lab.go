@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -214,6 +215,10 @@ func serveLab(c *cli.Context, say func(string)) (func(context.Context) error, er
 		if err != nil {
 			return nil, err
 		}
+		say("waiting for the chain to move")
+		if err := awaitChain(c.Context, hostsLab{cluster}, 0); err != nil {
+			return nil, errors.Join(err, cluster.Down(context.WithoutCancel(c.Context)))
+		}
 		return func(ctx context.Context) error {
 			if err := cluster.Wait(ctx); err != nil && ctx.Err() == nil {
 				return err
@@ -223,6 +228,11 @@ func serveLab(c *cli.Context, say func(string)) (func(context.Context) error, er
 	}
 	l, err := startProcessLab(lab.Config{Nodes: nodes, Block: block, Dir: dir, History: labHistory, Progress: say, Version: version})
 	if err != nil {
+		return nil, err
+	}
+	say("waiting for the chain to move")
+	if err := l.WaitFor(c.Context, "every node to move", moving); err != nil {
+		l.Close()
 		return nil, err
 	}
 	if err := l.ServeControl(dir); err != nil {
@@ -237,6 +247,29 @@ func serveLab(c *cli.Context, say func(string)) (func(context.Context) error, er
 		}
 		return nil
 	}, nil
+}
+
+// awaitChain waits until every node is above a height: a lab that is called up
+// before its chain moves would greet its first user with "stalled".
+func awaitChain(ctx context.Context, handle labHandle, above uint64) error {
+	for {
+		rows, err := handle.Rows(ctx)
+		if err != nil {
+			return err
+		}
+		moving := len(rows) > 0
+		for _, r := range rows {
+			moving = moving && r.Height != nil && *r.Height > above
+		}
+		if moving {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(500 * time.Millisecond):
+		}
+	}
 }
 
 func runLabStatus(c *cli.Context, s streams) error {
@@ -275,7 +308,7 @@ func runLabFault(c *cli.Context, s streams) error {
 	}
 	kind, arg, _ := strings.Cut(c.Args().Get(1), "=")
 	if err := handle.Inject(c.Context, c.Args().First(), kind, arg); err != nil {
-		return &usageError{text: err.Error(), hint: "kinds: " + strings.Join(handle.Kinds(), ", ")}
+		return &usageError{text: err.Error(), hint: "qnetops lab status shows the nodes, qnetops lab fault --kinds the kinds"}
 	}
 	return nil
 }
