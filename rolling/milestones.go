@@ -328,7 +328,7 @@ func (r *Reentry) judgeConverged(s Sighting) {
 		r.m2.Reason = "the node's peers cannot be read"
 	case *s.FleetHeight > *height && *s.FleetHeight-*height >= observe.BehindBlocks:
 		r.m2.Reason = fmt.Sprintf("%d blocks behind the fleet", *s.FleetHeight-*height)
-	case *height > *s.FleetHeight && *height-*s.FleetHeight >= observe.BehindBlocks:
+	case s.overclaims():
 		r.m2.Reason = fmt.Sprintf("it says height %d, the fleet is at %d: one of them cannot be", *height, *s.FleetHeight)
 	case s.Status.ValidatedPeers < 1:
 		r.m2.Reason = "no validated peer: the node talks to nobody"
@@ -390,6 +390,10 @@ func (r *Reentry) judgeProduction(s Sighting) {
 		r.m4.Reason = "failovers and height cannot be read"
 		return
 	}
+	if s.overclaims() {
+		r.m4.Reason = fmt.Sprintf("it says height %d, the fleet is at %d: one of them cannot be", *height, *s.FleetHeight)
+		return
+	}
 	disturbed := s.Status.CurrentTimeoutRound != 0 || r.cleanFrom != nil && s.Status.FailoverCount > r.cleanFailovers
 	if r.cleanFrom == nil || disturbed || *height < *r.cleanFrom {
 		r.cleanFrom, r.cleanFailovers = height, s.Status.FailoverCount
@@ -441,6 +445,12 @@ func (r *Reentry) settle(m *Milestone, v observe.Verdict, at time.Time, reason s
 func (r *Reentry) stamp(m *Milestone, at time.Time) {
 	seconds := at.Sub(r.want.StartedAt).Seconds()
 	m.Seconds = &seconds
+}
+
+// overclaims says whether the node shows a height that the others rule out.
+func (s Sighting) overclaims() bool {
+	h := s.height()
+	return h != nil && s.FleetHeight != nil && *h > *s.FleetHeight && *h-*s.FleetHeight >= observe.BehindBlocks
 }
 
 func (s Sighting) height() *uint64 {

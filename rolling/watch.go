@@ -225,7 +225,7 @@ func (w *watcher) seals(ctx context.Context, s Sighting) []SealSighting {
 		}
 	}
 	eachOf(ctx, w.fleet.Inventory().IDs(), func(ctx context.Context, id string) {
-		conn, err := w.fleet.Conn(ctx, id)
+		conn, err := connOf(ctx, w.fleet, id)
 		if err != nil {
 			return
 		}
