@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -441,7 +442,7 @@ func TestDeadPeerIsFoundInBoundedTime(t *testing.T) {
 			t.Fatal(err)
 		}
 		begin := time.Now()
-		hole.on = true
+		hole.on.Store(true)
 		<-c.Dead()
 		if took := time.Since(begin); took > 3*DefaultKeepalive {
 			t.Errorf("found after %s, want at most %s", took, 3*DefaultKeepalive)
@@ -453,15 +454,14 @@ func TestDeadPeerIsFoundInBoundedTime(t *testing.T) {
 	})
 }
 
-// blackHole swallows what is written once it is on. The flag is set while all
-// goroutines of the bubble are idle.
+// blackHole swallows what is written once it is on.
 type blackHole struct {
 	net.Conn
-	on bool
+	on atomic.Bool
 }
 
 func (b *blackHole) Write(p []byte) (int, error) {
-	if b.on {
+	if b.on.Load() {
 		return len(p), nil
 	}
 	return b.Conn.Write(p)
