@@ -230,3 +230,18 @@ func TestTwoDownStopsSealing(t *testing.T) {
 		}
 	})
 }
+
+func TestObserverNeverJoins(t *testing.T) {
+	bubble(t, 5, 1, nil, func(t *testing.T, l *labNet) {
+		l.start(l.ids[:5]...)
+		observer := l.nodes[l.ids[5]]
+		observer.start(EnvObserver + "=1")
+		l.blocks(62 + 600)
+		if p := observer.proofOf(5); len(p.Committee) != 5 {
+			t.Errorf("committee %v", p.Committee)
+		}
+		if h, tip := observer.heightNow(), l.nodes[l.ids[0]].heightNow(); h+1 < tip {
+			t.Errorf("observer at %d of %d", h, tip)
+		}
+	})
+}

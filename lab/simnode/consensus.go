@@ -153,11 +153,11 @@ func (p *proc) receive(now time.Time, env Envelope) {
 func (p *proc) onHello(now time.Time, from string, pe *peer, m message) {
 	fresh := pe == nil || pe.boot != m.Boot || !p.alive(pe, now)
 	if pe == nil {
-		pe = &peer{firstContact: now}
+		pe = &peer{}
 		p.peers[from] = pe
 	}
 	*pe = peer{seen: now, boot: m.Boot, height: m.Height, certs: m.Certs, active: m.Active, join: m.Join,
-		validated: m.Network == p.c.network, firstContact: pe.firstContact}
+		validated: m.Network == p.c.network}
 	if fresh && pe.validated {
 		p.hello(from)
 		p.cur.sent = time.Time{} // let the newcomer have this node's vote

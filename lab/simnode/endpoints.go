@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/qnetops/qnetops/node"
@@ -182,7 +183,7 @@ func (a *api) peers(w http.ResponseWriter, _ *http.Request) {
 				list = append(list, entry(id, pe.seen))
 			}
 		}
-		slices.SortFunc(list, func(x, y m) int { return cmpString(x["id"], y["id"]) })
+		slices.SortFunc(list, func(x, y m) int { return strings.Compare(x["id"].(string), y["id"].(string)) })
 		if len(list) < 3 {
 			appended := 0
 			for _, id := range p.c.genesis {
@@ -197,17 +198,7 @@ func (a *api) peers(w http.ResponseWriter, _ *http.Request) {
 		"statistics": m{"super_nodes": len(list), "full_nodes": 0, "light_nodes": 0}})
 }
 
-func cmpString(a, b any) int {
-	x, y := a.(string), b.(string)
-	if x < y {
-		return -1
-	}
-	if x > y {
-		return 1
-	}
-	return 0
-}
-
+// orEmpty prints an empty list as [] and not as null.
 func orEmpty[T any](list []T) []T {
 	if list == nil {
 		return []T{}

@@ -109,14 +109,13 @@ type proc struct {
 
 // peer is what is known of one other node.
 type peer struct {
-	seen         time.Time
-	boot         int64
-	height       uint64
-	certs        uint64
-	active       bool
-	join         bool
-	validated    bool
-	firstContact time.Time
+	seen      time.Time
+	boot      int64
+	height    uint64
+	certs     uint64
+	active    bool
+	join      bool
+	validated bool
 }
 
 // later is something the loop does at a time.

@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/qnetops/qnetops/node"
 )
 
 // Files of a data directory. Blocks and certificates are appended as JSON
@@ -128,7 +130,7 @@ func (st *store) load(c *chain) error {
 	st.certs, st.ends, err = openLines(filepath.Join(st.dir, fileCerts), func(line []byte) bool {
 		var ct cert
 		if json.Unmarshal(line, &ct) != nil || ct.Index != uint64(len(c.certs))+1 ||
-			ct.Index*30 > c.tip() || c.checkpoint(ct.Index).Hash() != ct.Hash {
+			ct.Index*node.CheckpointBlocks > c.tip() || c.checkpoint(ct.Index).Hash() != ct.Hash {
 			return false
 		}
 		c.pushCert(ct)

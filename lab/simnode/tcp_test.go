@@ -4,11 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"runtime"
 	"strconv"
 	"strings"
-	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 )
@@ -195,58 +192,4 @@ func freePort(t *testing.T) int {
 	}
 	defer l.Close()
 	return l.Addr().(*net.TCPAddr).Port
-}
-
-// BenchmarkSixNodes reports the share of one core that six nodes take at 20 ms
-// and 10 ms blocks.
-func BenchmarkSixNodes(b *testing.B) {
-	for _, block := range []time.Duration{20 * time.Millisecond, 10 * time.Millisecond} {
-		b.Run(block.String(), func(b *testing.B) {
-			hub := NewHub(1)
-			ctx, cancel := context.WithCancel(b.Context())
-			var up atomic.Int32
-			genesis := time.Now().UnixNano()
-			super := SuperID("seed")
-			outs := []*lines{}
-			for i := 1; i <= 6; i++ {
-				id, identity := GenesisID(i), fmt.Sprintf("QNET_BOOTSTRAP_ID=%03d", i)
-				if i == 6 {
-					id, identity = super, "QNET_WALLET_SEED=seed"
-				}
-				out := &lines{}
-				outs = append(outs, out)
-				up.Add(1)
-				cfg := Config{DataDir: b.TempDir(), Net: hub.Join(id), Stdout: out, Stderr: out, Seed: int64(i), Listen: func(string, string) (net.Listener, error) {
-					return &pipeListener{conns: make(chan net.Conn), done: make(chan struct{})}, nil
-				}, Env: []string{identity, EnvBlock + "=" + block.String(), EnvHistory + "=360", EnvSupers + "=" + super, fmt.Sprintf("%s=%d", EnvGenesis, genesis)}}
-				go func() { Run(ctx, cfg); up.Add(-1) }()
-			}
-			time.Sleep(70 * block)
-			start, cpu := time.Now(), cpuTime()
-			for b.Loop() {
-				time.Sleep(200 * block)
-			}
-			share := float64(cpuTime()-cpu) / float64(time.Since(start))
-			b.ReportMetric(share, "cores")
-			cancel()
-			for up.Load() > 0 {
-				time.Sleep(time.Millisecond)
-			}
-			b.ReportMetric(float64(outs[0].count("checkpoint_final")), "checkpoints")
-			failed := 0
-			for line := range strings.Lines(outs[0].String()) {
-				if strings.Contains(line, "failover_events=") && !strings.Contains(line, "failover_events=0") {
-					failed++
-				}
-			}
-			b.ReportMetric(float64(failed), "lines-with-failovers")
-			b.ReportMetric(float64(runtime.NumGoroutine()), "goroutines-left")
-		})
-	}
-}
-
-func cpuTime() time.Duration {
-	var ru syscall.Rusage
-	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &ru)
-	return time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
 }
