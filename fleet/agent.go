@@ -258,7 +258,8 @@ func (c *Conn) launch(ctx context.Context, sum string) (*agentProcess, error) {
 	if c.link.waitDead(ctx) {
 		return nil, c.link.dropped()
 	}
-	<-heard // the channel is closed, so this ends
+	<-p.exit // the channel is closed after agentGrace, so both end
+	<-heard
 	failed := c.sudoError(cmd, &CommandError{Host: c.host.ID, What: "qnetops host", Exit: p.status, Stderr: a.stderr.String()})
 	var sudo *SudoError
 	if errors.As(failed, &sudo) {
