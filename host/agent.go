@@ -341,6 +341,10 @@ func (h *hostOps) settleAll(ctx context.Context, by string, wait time.Duration, 
 		if !p.unsettled() {
 			continue
 		}
+		// A call that a dead process had sent may still be on its way.
+		if err := pause(ctx, takeoverGrace); err != nil {
+			return err
+		}
 		l, err := h.cfg.openTx(entries[0].Operation, entries[0].Container, p.tx, by)
 		if err != nil {
 			return err

@@ -552,3 +552,94 @@ func TestEngineDownIsTyped(t *testing.T) {
 		}
 	})
 }
+
+func TestOperatorFencedInsideATransaction(t *testing.T) {
+	bubble(t, func(r *rig) {
+		rep := r.stage()
+		bob := Claim{Fleet: "f", Store: "s", Owner: "bob", Operation: "roll-2", Epoch: 8}
+		res, err := r.w.Replace(r.ctx, replaceRequest(rep), func(e TxEvent) {
+			if e.Step == stepStopOld && e.State == TxIntent { // someone writes the record past the lock
+				if err := r.cfg.writeFence(FenceRecord{Claim: bob}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		if err != nil || res.Outcome != InDoubt || !strings.Contains(res.Reason, "bob") {
+			t.Errorf("%+v %v", res, err)
+		}
+		if policyFrom(r.e.view(r.e.cs[rep.OldID])).Name != "always" {
+			t.Error("a step was taken after the fence had closed")
+		}
+		s, err := r.client.Situation(r.ctx, nodeName, "roll-1")
+		if err != nil || !s.Unsettled {
+			t.Errorf("%+v %v", s, err)
+		}
+		if _, err := r.client.Writer(bob).TakeFence(r.ctx); err != nil {
+			t.Error(err)
+		}
+		r.settled(rep, "after the newcomer came")
+	})
+}
+
+func TestEngineAwayLongerThanAnyoneWaits(t *testing.T) {
+	bubble(t, func(r *rig) {
+		rep := r.stage()
+		res, err := r.w.Replace(r.ctx, replaceRequest(rep), func(e TxEvent) {
+			if e.Step == stepOldNo && e.State == TxIntent {
+				go r.e.restartDaemon(time.Hour)
+			}
+		})
+		if err != nil || res.Outcome != InDoubt {
+			t.Errorf("%+v %v", res, err)
+		}
+		if _, err := r.w.TakeFence(r.ctx); !errors.Is(err, ErrEngineAway) {
+			t.Errorf("the next contact while the engine is away: %v", err)
+		}
+		r.client.Close()
+		time.Sleep(time.Minute)
+		r.quiet()
+		time.Sleep(time.Hour)
+		r.connect(Claim{Fleet: "f", Store: "s", Owner: "bob", Operation: "roll-2", Epoch: 8})
+		if _, err := r.w.TakeFence(r.ctx); err != nil {
+			t.Error(err)
+		}
+		r.settled(rep, "after the engine came back")
+	})
+}
+
+func TestAPIVersion(t *testing.T) {
+	for v, want := range map[string]string{"1.41": "1.41", "1.43": "1.43", "1.47": "1.47", "1.60": "1.51"} {
+		bubble(t, func(r *rig) {
+			r.e.apiVersion = v
+			f, err := r.client.Facts(r.ctx, FactsRequest{})
+			if err != nil || f.Engine.APIVersion != want {
+				t.Errorf("engine %s: %s %v", v, f.Engine.APIVersion, err)
+			}
+		})
+	}
+}
+
+// TestStalledConnectionHoldsUpNothing: a stalled connection holds up no transaction.
+func TestStalledConnectionHoldsUpNothing(t *testing.T) {
+	dir := tempDir(t)
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, dir)
+		defer r.end()
+		r.connect(claim1)
+		rep := r.stage()
+		near, far := net.Pipe()
+		served := make(chan struct{})
+		go func() { defer close(served); _ = Serve(r.ctx, r.cfg, far, far); far.Close() }()
+		p, _ := json.Marshal(replaceRequest(rep))
+		b, _ := json.Marshal(request{ID: 1, Method: methodReplace, Claim: &claim1, Params: p})
+		if _, err := near.Write(append(b, '\n')); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute) // nobody reads an answer
+		if out := r.settled(rep, "stalled"); out != Replaced {
+			t.Error(out)
+		}
+		near.Close()
+		<-served
+	})
+}

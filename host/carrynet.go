@@ -8,7 +8,7 @@ import (
 
 // Members of an endpoint that the engine makes by itself; all others are
 // settings. A MAC address of an endpoint may be either: it is carried only from
-// Config.MacAddress, where an engine shows one that was asked for (API up to 1.43).
+// Config.MacAddress, where an engine shows only one that was asked for.
 var generatedEndpoint = []string{"NetworkID", "EndpointID", "Gateway", "IPAddress", "IPPrefixLen", "IPv6Gateway",
 	"GlobalIPv6Address", "GlobalIPv6PrefixLen", "MacAddress", "DNSNames"}
 

@@ -263,3 +263,19 @@ func TestDecideLooksAfterARefusedStop(t *testing.T) {
 		t.Errorf("%s after %d looks", end.Outcome, settled)
 	}
 }
+
+// TestDecideStopsAStartOnItsWay: a start of the successor was sent and nobody
+// knows its outcome; before the old container is started, a stop must follow it.
+func TestDecideStopsAStartOnItsWay(t *testing.T) {
+	o := observation{Old: seen{Exists: true, Name: "node", State: "exited", Policy: Policy{Name: "no"}, StartedAt: "t0"},
+		Next: seen{Exists: true, Name: "node-next", State: "created", Policy: Policy{Name: "no"}}}
+	log := []TxEntry{{Tx: txReplace, Step: stepBegin, Spec: testSpec(false)}, {Tx: txReplace, Step: stepStartNext, State: TxIntent},
+		{Tx: txReplace, Step: stepTurn, State: TxDone, Text: "x"}}
+	if a := decide(o, replay(log)); a.Step != stepStopNext {
+		t.Errorf("%+v, want a stop of the successor first", a)
+	}
+	log = append(log, TxEntry{Tx: txReplace, Step: stepStopNext, State: TxIntent}, TxEntry{Tx: txReplace, Step: stepStopNext, State: TxDone})
+	if a := decide(o, replay(log)); a.Step != stepOldPolicy {
+		t.Errorf("%+v, want the old policy after the stop", a)
+	}
+}

@@ -25,12 +25,14 @@ const (
 	stopMargin = 3 * time.Minute
 )
 
-// API versions this program speaks: below the first it refuses. It asks for no
-// newer one than the last where the engine allows, because up to 1.43 an inspect
-// shows a MAC address only if one was asked for.
+// API versions this program speaks: below the first it refuses. It uses the
+// engine's own version, so that what an inspect shows a creation takes (an older
+// one would lose newer settings), but none in which an inspect no longer tells a
+// MAC address that was asked for in Config.MacAddress.
 const (
-	minAPI = 41
-	maxAPI = 43
+	minAPI      = 41
+	maxAPI      = 51
+	endpointMAC = 44 // from here on a MAC address is asked for per endpoint
 )
 
 // engine is the host's Docker Engine over raw HTTP: no client library, so that

@@ -52,9 +52,6 @@ func takeOver(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer lock.unlock()
-	if err := pause(ctx, takeoverGrace); err != nil {
-		return err
-	}
 	ours := func(s TxSpec) error {
 		rec, err := cfg.readFence()
 		if err != nil {

@@ -40,7 +40,7 @@ func (h *hostOps) plan(ctx context.Context, container, image string, set []EnvVa
 		return p, err
 	}
 	api, _ := h.eng.facts()
-	opts := CarryOptions{Image: image, SetEnv: set, HostName: info.Name, MACInEndpoint: api > maxAPI}
+	opts := CarryOptions{Image: image, SetEnv: set, HostName: info.Name, MACInEndpoint: api >= endpointMAC}
 	p.creation, err = BuildCreate(p.oldRaw, oldImage, newRaw, opts)
 	return p, err
 }
