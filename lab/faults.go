@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -96,6 +97,14 @@ func (l *Lab) Inject(id, kind, arg string) error {
 	}
 	l.faults[id][kind] = arg
 	return nil
+}
+
+// Draw picks a fault from a seeded source: a host, a kind that can be cleared
+// again and its default argument. Equal sources draw equal faults.
+func (l *Lab) Draw(rng *rand.Rand) (id, kind string) {
+	faults := hostFaults()
+	kinds := slices.DeleteFunc(Kinds(), func(k string) bool { f, ofHost := faults[k]; return ofHost && f.clear == nil })
+	return l.hosts[rng.IntN(len(l.hosts))].spec.ID, kinds[rng.IntN(len(kinds))]
 }
 
 // Clear takes faults back: of one host or of all ("" ), of one kind or of all.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -43,6 +44,33 @@ func TestEveryWantedFaultExistsAndClears(t *testing.T) {
 			t.Errorf("containers left: %+v", c)
 		}
 		clean(t, l)
+	})
+}
+
+func TestDrawnFaultsRepeatAndClear(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := up(t, Config{Nodes: 3, Seed: 16})
+		a, b := rand.New(rand.NewPCG(1, 2)), rand.New(rand.NewPCG(1, 2))
+		seen := map[string]bool{}
+		for range 40 {
+			id, kind := l.Draw(a)
+			if id2, kind2 := l.Draw(b); id != id2 || kind != kind2 {
+				t.Fatalf("%s %s and %s %s from one seed", id, kind, id2, kind2)
+			}
+			seen[kind] = true
+			if err := l.Inject(id, kind, ""); err != nil {
+				t.Fatalf("%s: %v", kind, err)
+			}
+			if _, on := l.Faults(id)[kind]; !on {
+				t.Errorf("%s cannot be cleared", kind)
+			}
+			if err := l.Clear("", ""); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if len(seen) < 10 {
+			t.Errorf("40 draws gave only %d kinds", len(seen))
+		}
 	})
 }
 
@@ -106,7 +134,7 @@ func TestFaultsShowOnTheHost(t *testing.T) {
 			t.Errorf("lie-build: %q", got)
 		}
 		inject("skew", "7")
-		if d := h.now().Sub(time.Now()); d != 7*time.Second {
+		if d := time.Until(h.now()); d != 7*time.Second {
 			t.Errorf("skew: the host's clock is off by %v", d)
 		}
 		inject("disk-full", "1000")

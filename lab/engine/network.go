@@ -407,8 +407,12 @@ func (e *Engine) networkJSON(n *network, members bool) object {
 	if ipam == nil {
 		ipam = []object{}
 	}
+	var options any
+	if !n.predefined() {
+		options = object{}
+	}
 	return object{"Name": n.name, "Id": n.id, "Created": n.created.Format(time.RFC3339Nano), "Scope": "local",
-		"Driver": n.driver, "EnableIPv6": false, "IPAM": object{"Driver": "default", "Options": nil, "Config": ipam},
+		"Driver": n.driver, "EnableIPv6": false, "IPAM": object{"Driver": "default", "Options": options, "Config": ipam},
 		"Internal": n.internal, "Attachable": n.attachable, "Ingress": false, "ConfigFrom": object{"Network": ""},
 		"ConfigOnly": false, "Containers": containers, "Options": n.options, "Labels": n.labels}
 }
