@@ -262,7 +262,7 @@ func (h *Host) beforeRequest(origin string, r *http.Request) bool {
 	l := h.lab
 	l.mu.Lock()
 	l.requests = append(l.requests, Request{Host: h.spec.ID, Origin: origin, Method: r.Method, Path: r.URL.Path, At: time.Now()})
-	if n := len(l.requests) - requestLog; n > 0 {
+	if n := len(l.requests) - requestLog; n > requestLog/4 { // in big cuts: each moves all that is kept
 		l.requests = slices.Delete(l.requests, 0, n)
 	}
 	hook := l.hooks.engineRequest
