@@ -1,0 +1,96 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/qnetops/qnetops/lab"
+	"github.com/qnetops/qnetops/lab/simnode"
+	"github.com/qnetops/qnetops/observe"
+)
+
+// BenchmarkStatus measures `qnetops status` as a whole process against SSH
+// hosts on loopback with pinned keys, beyond the block time that lies between
+// its two samples by design. All but six nodes only follow the chain, so that
+// what is measured is the operator's side and not a thousand votes.
+func BenchmarkStatus(b *testing.B) {
+	program := buildBench(b)
+	for _, hosts := range []int{100, 500, 1000} {
+		b.Run(fmt.Sprintf("hosts=%d", hosts), func(b *testing.B) { benchStatus(b, program, hosts) })
+	}
+}
+
+// benchBlock keeps the boot of the lab short; it is taken off the result.
+const benchBlock = 200 * time.Millisecond
+
+func benchStatus(b *testing.B, program string, hosts int) {
+	dir := b.TempDir()
+	l, err := startProcessLab(lab.Config{Nodes: hosts, Block: benchBlock, Dir: dir, History: labHistory, Host: func(i int, h *lab.HostSpec) {
+		if i > 6 {
+			h.Env = append(h.Env, simnode.EnvObserver+"=1")
+		}
+	}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close()
+	ctx, cancel := context.WithTimeout(b.Context(), 5*time.Minute)
+	defer cancel()
+	if err := l.WaitFor(ctx, "every node to move", moving); err != nil {
+		b.Fatal(err)
+	}
+	var worst int64
+	b.ResetTimer()
+	for range b.N {
+		cmd := exec.CommandContext(ctx, program, "status", "-o", "json", "--hosts", filepath.Join(dir, lab.HostsFile))
+		var out, errs bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &errs
+		if err := cmd.Run(); err != nil {
+			b.Fatalf("%v\n%s", err, errs.String())
+		}
+		var doc observe.StatusDocument
+		if err := json.Unmarshal(out.Bytes(), &doc); err != nil || len(doc.Nodes) != hosts {
+			b.Fatalf("%d nodes of %d: %v", len(doc.Nodes), hosts, err)
+		}
+		for _, n := range doc.Nodes {
+			if !n.Reachable || n.Height == nil {
+				b.Fatalf("node %s was not read", n.ID)
+			}
+		}
+		worst = max(worst, cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss)
+	}
+	b.StopTimer()
+	beyond := b.Elapsed()/time.Duration(b.N) - benchBlock
+	b.ReportMetric(beyond.Seconds(), "s-beyond-block/op")
+	b.ReportMetric(float64(worst)/1024, "MB-peak")
+}
+
+func buildBench(b *testing.B) string {
+	b.Helper()
+	path := filepath.Join(b.TempDir(), "qnetops")
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, ".")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		b.Fatalf("building the program: %v\n%s", err, out)
+	}
+	return path
+}
+
+// BenchmarkVersion measures how long the smallest command takes to start.
+func BenchmarkVersion(b *testing.B) {
+	program := buildBench(b)
+	b.ResetTimer()
+	for range b.N {
+		if err := exec.CommandContext(b.Context(), program, "version").Run(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
