@@ -49,6 +49,9 @@ type agent struct {
 // of ctx is the death of the process: Serve returns at once, and the guardian
 // settles what is open.
 func Serve(ctx context.Context, cfg Config, in io.Reader, out io.Writer) error {
+	if cfg.detach {
+		detach()
+	}
 	conn, drop := context.WithCancel(ctx)
 	defer drop()
 	a := &agent{cfg: cfg, ops: newOps(cfg), out: newOutbox(out), life: ctx, conn: conn, cancels: map[uint64]context.CancelFunc{}}

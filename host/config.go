@@ -19,6 +19,8 @@ type Config struct {
 	DockerConfig  string                                     // the folder that holds config.json with the registry logins, before Root
 	Facts         FactsSource
 
+	detach bool // a process of its own: signals of the session it was started in are ignored
+
 	// EngineWait bounds how long a transaction waits for an engine that went away.
 	EngineWait time.Duration
 }

@@ -18,6 +18,9 @@ const (
 // has taken from A, looks at what is there and finishes or undoes the
 // transaction A had in hand. It returns when there is nothing left to do.
 func Guard(ctx context.Context, cfg Config, link io.ReadWriteCloser) error {
+	if cfg.detach {
+		detach()
+	}
 	defer link.Close()
 	if _, err := io.WriteString(link, linkReady+"\n"); err != nil {
 		return takeOver(ctx, cfg)

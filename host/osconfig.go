@@ -30,6 +30,7 @@ func OSConfig(version, socket string) Config {
 		StartGuardian: func(ctx context.Context) (Process, error) { return startGuardian(socket) },
 		DockerConfig:  dockerConfigDir(),
 		Facts:         osFacts{},
+		detach:        true,
 	}
 }
 
@@ -44,9 +45,10 @@ func dockerConfigDir() string {
 	return filepath.Join(home, ".docker")
 }
 
-// Detach makes a process survive the end of the session it was started in: both
-// processes of an agent call it first. SIGTERM keeps its meaning.
-func Detach() {
+// detach makes a process survive the end of the session it was started in: a
+// hangup, an interrupt, and a write to an output that nobody reads any more.
+// SIGTERM keeps its meaning.
+func detach() {
 	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE, syscall.SIGINT)
 }
 

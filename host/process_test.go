@@ -18,13 +18,11 @@ import (
 func TestMain(m *testing.M) {
 	switch os.Getenv("QNETOPS_TEST_ROLE") {
 	case "agent":
-		Detach()
 		if err := Serve(context.Background(), processConfig(), os.Stdin, os.Stdout); err != nil {
 			os.Exit(1)
 		}
 		os.Exit(0)
 	case "guardian":
-		Detach()
 		if err := Guard(context.Background(), processConfig(), StdLink()); err != nil {
 			os.Exit(1)
 		}
@@ -74,7 +72,12 @@ func startAgent(t *testing.T, root, sock string) (*exec.Cmd, *Client) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	ended := make(chan struct{})
+	go func() { // reaps it; the pipes are left to the client
+		defer close(ended)
+		cmd.Process.Wait()
+	}()
+	t.Cleanup(func() { cmd.Process.Kill(); <-ended; in.Close(); out.Close() })
 	return cmd, NewClient(stdio{link{Reader: out, Writer: in, close: func() error { return in.Close() }}})
 }
 
@@ -153,7 +156,6 @@ func TestRealProcesses(t *testing.T) {
 				t.Errorf("answer: %v", err)
 			}
 			client.Close()
-			go cmd.Wait()
 			eventually(t, "nothing is left running", func() bool { return !alive(cmd.Process.Pid) && !alive(h.GuardianPID) })
 			eventually(t, "the log is closed", func() bool {
 				open, err := newOps(r.cfg).anyOpen()
