@@ -84,13 +84,14 @@ func TestReplaceThroughTheAgent(t *testing.T) {
 
 // TestOneContainerWhateverDies kills one thing at the n-th engine request of a
 // replace, for every n, and looks for invariant 4: one running container, old or
-// new, and never two on one data directory.
+// new, and never two on one data directory. Where both agent processes or the
+// whole host died, it may take the next contact.
 func TestOneContainerWhateverDies(t *testing.T) {
 	step := 1
 	if testing.Short() {
 		step = 5
 	}
-	for _, what := range []string{KillAgent, KillGuardian, KillConnection, KillEngine} {
+	for _, what := range Kills() {
 		for _, side := range []string{"before", "after"} {
 			t.Run(what+" "+side, func(t *testing.T) {
 				for n := 1; ; n += step {
@@ -137,6 +138,13 @@ func dieAt(t *testing.T, what, side string, n int) bool {
 	}
 	time.Sleep(4 * time.Minute)
 	synctest.Wait()
+	if what == KillBoth || what == KillHost {
+		if _, err := agent(t, connect(t, l, "001")).Writer(claim(2)).TakeFence(t.Context()); err != nil {
+			t.Errorf("n=%d: the next contact: %v", n, err)
+		}
+		time.Sleep(4 * time.Minute)
+		synctest.Wait()
+	}
 	running := []string{}
 	for _, c := range l.Hosts()[0].Engine().Containers() {
 		if c.State == "running" {
