@@ -179,6 +179,36 @@ func reach(ctx context.Context, f *fleet.Fleet, id string) (*fleet.Conn, error) 
 	return conn, err
 }
 
+// agentAgain is agentOf for the node in hand. An agent that died is followed by
+// a new one over a new connection: the host knows what the old one did.
+func agentAgain(ctx context.Context, f *fleet.Fleet, id string) (*host.Client, error) {
+	conn, err := reach(ctx, f, id)
+	if err != nil {
+		return nil, err
+	}
+	agent, err := agentOn(ctx, conn, id)
+	var ended *fleet.AgentError
+	if !errors.As(err, &ended) {
+		return agent, err
+	}
+	if conn, err = f.Redial(ctx, id); err != nil {
+		return nil, err
+	}
+	return agentOn(ctx, conn, id)
+}
+
+// writerOf is the writing half of the agent of the node in hand.
+func writerOf(ctx context.Context, f *fleet.Fleet, id string, token lease.Token) (*host.Writer, error) {
+	if _, err := agentAgain(ctx, f, id); err != nil {
+		return nil, err
+	}
+	conn, err := connOf(ctx, f, id)
+	if err != nil {
+		return nil, err
+	}
+	return conn.Writer(ctx, token)
+}
+
 // ReadFences reads the fence record of every host that answers, before any
 // other check of a mutating command. It returns the highest epoch seen in any
 // of them; an unreleased record of another store is a *host.FencedError.
@@ -250,9 +280,13 @@ func fenceEach(ctx context.Context, f *fleet.Fleet, token lease.Token, do func(c
 		err := func() error {
 			conn, err := connOf(ctx, f, id)
 			if err != nil {
-				return err
+				return err // a host that is down is not waited for here
 			}
 			w, err := conn.Writer(ctx, token)
+			var ended *fleet.AgentError
+			if errors.As(err, &ended) {
+				w, err = writerOf(ctx, f, id, token)
+			}
 			if err != nil {
 				return err
 			}

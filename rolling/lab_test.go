@@ -43,12 +43,12 @@ type world struct {
 }
 
 // inLab runs fn in a bubble of virtual time with a fleet that seals.
-func inLab(t *testing.T, cfg lab.Config, fn func(w *world)) {
+func inLab(t *testing.T, cfg lab.Config, fn func(*testing.T, *world)) {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("runs a whole fleet")
 	}
-	synctest.Test(t, func(t *testing.T) { fn(up(t, cfg)) })
+	synctest.Test(t, func(t *testing.T) { fn(t, up(t, cfg)) })
 }
 
 // history is long enough that the chain has sealed for ten windows.
@@ -360,6 +360,9 @@ func (t *tool) propose(ctx context.Context, spec rolling.Spec) (rolling.Plan, er
 		return plan, err
 	}
 	checks := rolling.Preflight(view, in, plan)
+	if !spec.RecoveryHalted && len(plan.Targets()) > 0 {
+		checks = append(checks, t.voters(ctx, plan.Targets()[0].ID))
+	}
 	t.w.note(plan)
 	t.w.note(checks)
 	if refused := rolling.Refusals(checks, plan); len(refused) > 0 {
@@ -373,13 +376,30 @@ func (t *tool) propose(ctx context.Context, spec rolling.Spec) (rolling.Plan, er
 	return plan, nil
 }
 
+// voters is the quorum arithmetic of the first node, as the plan shows it.
+func (t *tool) voters(ctx context.Context, first string) observe.Check {
+	voters, err := observe.Quorum(ctx, t.fleet, first)
+	if err != nil {
+		return observe.Check{Name: "quorum", Verdict: observe.Unknown, Reason: err.Error()}
+	}
+	c := observe.Check{Name: "quorum", Verdict: observe.Fail, Reason: fmt.Sprintf("quorum %d of %d; %d vote without %s; not counted: %v",
+		voters.Committee.Quorum, len(voters.Committee.Members), voters.Count, first, voters.Missing())}
+	if voters.Enough() {
+		c.Verdict = observe.Pass
+	}
+	return c
+}
+
 // acquire takes the lease with an epoch above all the hosts have seen.
 func (t *tool) acquire(ctx context.Context) (context.Context, error) {
-	held, err := lease.Acquire(ctx, lease.Options{DB: t.db, Scope: t.fleet.Inventory().Name, Owner: t.owner})
-	if err != nil {
-		return nil, err
+	held := t.lease // of a test's own
+	if held == nil {
+		var err error
+		if held, err = lease.Acquire(ctx, lease.Options{DB: t.db, Scope: t.fleet.Inventory().Name, Owner: t.owner}); err != nil {
+			return nil, err
+		}
+		t.lease = held
 	}
-	t.lease = held
 	highest, err := rolling.ReadFences(held.Context(), t.fleet, t.store.ID())
 	if err != nil {
 		return nil, err

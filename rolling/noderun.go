@@ -255,18 +255,12 @@ func (r *Runner) expect(ctx context.Context, p NodePlan, done host.ReplaceResult
 	if at, err := r.startTip(ctx, p, done.NewID, *tip); err == nil {
 		want.StartHeight = at
 	}
-	agent, err := r.agent(ctx, p.ID)
-	if err != nil {
-		return want, err
-	}
-	facts, err := agent.Facts(ctx, host.FactsRequest{Container: p.Container})
-	if err != nil {
-		return want, err
-	}
 	want.Build = r.build(ctx, p)
 	want.LinesHidden = p.LinesHidden
-	if facts.Container != nil {
-		want.LinesHidden = linesHidden(facts.Container.LogLevel)
+	for _, v := range r.Plan.Env {
+		if v.Name == "QNET_LOG_LEVEL" {
+			want.LinesHidden = linesHidden(v.Value)
+		}
 	}
 	want.WaiveBuild, _ = r.Plan.waived("build_stamp")
 	want.Halted = r.Plan.RecoveryHalted
@@ -422,7 +416,7 @@ func (r *Runner) clearFailed(ctx context.Context, p NodePlan) error {
 func (r *Runner) lastLines(ctx context.Context, p NodePlan) []string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	agent, err := r.agent(ctx, p.ID)
+	agent, err := agentAgain(ctx, r.Fleet, p.ID)
 	if err != nil {
 		return nil
 	}

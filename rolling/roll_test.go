@@ -68,7 +68,7 @@ func (w *world) inspect(id string) map[string]any {
 
 // TestGoodRoll is the main job: v1 to v2 on six nodes.
 func TestGoodRoll(t *testing.T) {
-	inLab(t, lab.Config{}, func(w *world) {
+	inLab(t, lab.Config{}, func(t *testing.T, w *world) {
 		before := map[string]map[string]any{}
 		for _, id := range w.ids() {
 			before[id] = w.inspect(id)

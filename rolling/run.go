@@ -359,24 +359,11 @@ func (r *Runner) result(ctx context.Context, base string) json.RawMessage {
 }
 
 func (r *Runner) writer(ctx context.Context, id string) (*host.Writer, error) {
-	conn, err := reach(ctx, r.Fleet, id)
-	if err != nil {
-		return nil, err
-	}
-	return conn.Writer(ctx, r.Lease.Token())
-}
-
-// agent is the reading half of the agent on the host of the node in hand.
-func (r *Runner) agent(ctx context.Context, id string) (*host.Client, error) {
-	conn, err := reach(ctx, r.Fleet, id)
-	if err != nil {
-		return nil, err
-	}
-	return agentOn(ctx, conn, id)
+	return writerOf(ctx, r.Fleet, id, r.Lease.Token())
 }
 
 func (r *Runner) situation(ctx context.Context, p NodePlan) (host.Situation, error) {
-	agent, err := r.agent(ctx, p.ID)
+	agent, err := agentAgain(ctx, r.Fleet, p.ID)
 	if err != nil {
 		return host.Situation{}, err
 	}

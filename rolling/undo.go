@@ -54,9 +54,9 @@ func (r *Runner) abortNode(ctx context.Context, p NodePlan) (NodeResult, error) 
 	case stageReplaced:
 		r.recall(ctx, p, &result)
 		if len(result.Milestones) > 0 && firstFailed(result.Milestones) == nil {
-			result.Outcome = NodeRolled
-			result.Reason = "finished before the abort; its old container stays until roll --finish " + r.Op.ID()
-			return result, nil
+			// Only the old container is still to go; finish leaves it where a
+			// milestone had been skipped.
+			return r.finish(ctx, p, result)
 		}
 		return r.undo(ctx, p, result)
 	}
@@ -173,11 +173,7 @@ func (r *Restoring) Run(ctx context.Context, plan RestorePlan) (NodeResult, erro
 	if err := r.Lease.Check(ctx); err != nil {
 		return result, err
 	}
-	conn, err := connOf(ctx, r.Fleet, plan.ID)
-	if err != nil {
-		return result, err
-	}
-	w, err := conn.Writer(ctx, r.Lease.Token())
+	w, err := writerOf(ctx, r.Fleet, plan.ID, r.Lease.Token())
 	if err != nil {
 		return result, err
 	}

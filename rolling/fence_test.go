@@ -1,0 +1,200 @@
+package rolling_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/qnetops/qnetops/host"
+	"github.com/qnetops/qnetops/journal"
+	"github.com/qnetops/qnetops/lab"
+	"github.com/qnetops/qnetops/lease"
+	"github.com/qnetops/qnetops/rolling"
+)
+
+// during runs fn once, when the roll of a tool has begun to replace its first
+// node; the roll waits meanwhile.
+func during(t *tool, fn func()) (ran *bool) {
+	ran = new(bool)
+	t.emit = func(e rolling.Event) {
+		if !*ran && e.Kind == rolling.KindStep && e.Name == "replace" && e.State == "begun" {
+			*ran = true
+			fn()
+		}
+	}
+	return ran
+}
+
+// TestTwoRollsAtOnce: with one store the lease refuses the second, with two the
+// hosts do, before any other check.
+func TestTwoRollsAtOnce(t *testing.T) {
+	inLab(t, lab.Config{Nodes: 4, Block: fast}, func(t *testing.T, w *world) {
+		first := w.tool()
+		ran := during(first, func() {
+			second := w.tool()
+			_, err := second.roll(second.spec("qnet:v2", "003"))
+			var held *lease.HeldError
+			if !errors.As(err, &held) || held.Owner != first.owner {
+				t.Errorf("the second roll: %v, want the lease's holder named", err)
+			}
+			second.exit()
+
+			other := w.toolAt("other.db")
+			mark := len(w.lab.Requests())
+			_, err = other.roll(other.spec("qnet:none-such", "003"))
+			var fenced *host.FencedError
+			if !errors.As(err, &fenced) || fenced.Record.Store != first.store.ID() || fenced.Record.Operation != first.runner.Op.ID() {
+				t.Errorf("a roll from another store: %v, want the fence's holder named before the image is asked for", err)
+			}
+			if got := w.lab.Requests()[mark:]; len(got) > 0 {
+				t.Errorf("it spoke to an engine: %v", got)
+			}
+			// One that did not look would be refused by the hosts themselves.
+			if _, err := other.acquire(t.Context()); !errors.As(err, &fenced) {
+				t.Errorf("its lease: %v", err)
+			}
+			token, err := other.lease.Raise(t.Context(), 1_000_000, "roll-of-another-store")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := rolling.TakeFences(t.Context(), other.fleet, token, nil); !errors.As(err, &fenced) {
+				t.Errorf("a higher epoch of another store was not refused: %v", err)
+			}
+			other.exit()
+		})
+		if _, err := first.roll(first.spec("qnet:v2", "002")); err != nil || !*ran {
+			t.Fatalf("the first roll (%v): %v", *ran, err)
+		}
+		first.exit()
+		w.runs("002", "v2")
+		w.runs("003", "v1")
+		w.healthy("")
+		w.clean()
+	})
+}
+
+// TestInvariant1PausedOperatorChangesNothing: an operator who is paused, loses
+// the lease to another and wakes up is refused by the journal; and where its
+// request was on the way already, by the host.
+func TestInvariant1PausedOperatorChangesNothing(t *testing.T) {
+	for _, where := range []string{"before the request left", "on the way to the host"} {
+		t.Run(where, func(t *testing.T) {
+			inLab(t, lab.Config{Nodes: 4, Block: fast}, func(t *testing.T, w *world) {
+				first := w.tool()
+				paused, wake := make(chan struct{}), make(chan struct{})
+				pause := func() { close(paused); <-wake }
+				wakeUp := sync.OnceFunc(func() { close(wake) })
+				stopped := false
+				if where == "before the request left" {
+					during(first, pause)
+				} else {
+					w.lab.OnAgentRequest(func(id, method string) {
+						if method == "replace" && !stopped {
+							stopped = true
+							pause()
+						}
+					})
+				}
+				var err error
+				ended := make(chan struct{})
+				t.Cleanup(func() { wakeUp(); <-ended })
+				go func() {
+					defer close(ended)
+					_, err = first.roll(first.spec("qnet:v2", "002", "003"))
+				}()
+				<-paused
+				second := w.takeLeaseAway(first)
+				if doc, err := second.resume(first.runner.Op.ID()); err != nil {
+					t.Fatalf("the second operator: %v, %+v", err, doc)
+				}
+				second.exit()
+				mark := len(w.lab.Requests())
+				records := w.fenceOf("002")
+				wakeUp()
+				<-ended
+				var fenced *host.FencedError
+				switch {
+				case where == "on the way to the host" && !errors.As(err, &fenced):
+					t.Errorf("the first operator ended with %v, want the host's refusal", err)
+				case !errors.Is(err, journal.ErrFenced) && !errors.As(err, &fenced) && !errors.Is(err, lease.ErrLost):
+					t.Errorf("the first operator ended with %v, want a fence", err)
+				}
+				w.blocks(3000)
+				for _, id := range w.ids() {
+					if got := w.changes(id, mark); len(got) > 0 {
+						t.Errorf("host %s was changed after the first woke up: %q", id, got)
+					}
+				}
+				if now := w.fenceOf("002"); *now != *records {
+					t.Errorf("the fence was %+v, is %+v", records, now)
+				}
+				first.exit()
+				w.runs("002", "v2")
+				w.runs("003", "v2")
+				w.healthy("")
+				w.clean()
+			})
+		})
+	}
+}
+
+// takenLease is the lease of an operator on another machine, who got it while
+// the first one was paused.
+type takenLease struct {
+	lease.Lease
+	ctx   context.Context
+	token lease.Token
+}
+
+func (l *takenLease) Token() lease.Token          { return l.token }
+func (l *takenLease) Context() context.Context    { return l.ctx }
+func (l *takenLease) Check(context.Context) error { return nil }
+
+func (l *takenLease) Release(context.Context) error { return nil }
+
+func (l *takenLease) Raise(_ context.Context, seen uint64, operation string) (lease.Token, error) {
+	l.token.Epoch, l.token.Operation = max(l.token.Epoch, seen)+1, operation
+	return l.token, nil
+}
+
+// takeLeaseAway starts a second operator on the store of one who is paused.
+func (w *world) takeLeaseAway(first *tool) *tool {
+	w.Helper()
+	second := w.tool()
+	second.owner = "second@example.org"
+	token := first.lease.Token()
+	token.Owner = second.owner
+	second.lease = &takenLease{ctx: second.ctx, token: token}
+	return second
+}
+
+// TestNoLeaseNoChange: a host refuses a writer whose claim it has not accepted.
+func TestNoLeaseNoChange(t *testing.T) {
+	inLab(t, lab.Config{Nodes: 1, Block: fast}, func(t *testing.T, w *world) {
+		tool := w.tool()
+		ctx, err := tool.acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		token, err := tool.lease.Raise(ctx, 0, "roll-1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn, err := tool.fleet.Conn(ctx, "001")
+		if err != nil {
+			t.Fatal(err)
+		}
+		writer, err := conn.Writer(ctx, token)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var fenced *host.FencedError
+		if _, err := writer.Pull(ctx, lab.Repository+":v2", nil); !errors.As(err, &fenced) {
+			t.Errorf("a pull without a fence: %v", err)
+		}
+		if got := w.changes("001", 0); len(got) > 0 {
+			t.Errorf("changed: %q", got)
+		}
+	})
+}
