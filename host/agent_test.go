@@ -574,6 +574,10 @@ func TestOperatorFencedInsideATransaction(t *testing.T) {
 		if err != nil || !s.Unsettled {
 			t.Errorf("%+v %v", s, err)
 		}
+		f, err := r.client.Facts(r.ctx, FactsRequest{Container: nodeName})
+		if err != nil || !slices.Equal(f.Unsettled, []OpenTx{{"roll-1", nodeName, txReplace}}) {
+			t.Errorf("%+v %v", f.Unsettled, err)
+		}
 		if _, err := r.client.Writer(bob).TakeFence(r.ctx); err != nil {
 			t.Error(err)
 		}
@@ -642,4 +646,44 @@ func TestStalledConnectionHoldsUpNothing(t *testing.T) {
 		near.Close()
 		<-served
 	})
+}
+
+// TestFullDiskInsideATransaction: the log takes no more lines after the
+// beginning; the node must not stay down for that.
+func TestFullDiskInsideATransaction(t *testing.T) {
+	for _, bad := range []bool{false, true} {
+		bubble(t, func(r *rig) {
+			rep := r.stage()
+			if bad {
+				r.e.find(nodeName + "-next").startErr = "no"
+			}
+			ops := newOps(r.cfg)
+			l, err := r.cfg.openTx("roll-1", nodeName, txReplace, byAgent)
+			if err != nil {
+				t.Fatal(err)
+			}
+			spec, err := ops.beginReplace(r.ctx, replaceRequest(rep), l, 7)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := l.add(TxEntry{Step: stepBegin, State: TxDone, Spec: spec}); err != nil {
+				t.Fatal(err)
+			}
+			l.close() // every further write fails
+			d := &driver{cfg: r.cfg, eng: ops.eng, log: l, fence: func() error { return nil }, wait: time.Minute}
+			res, err := d.run(r.ctx)
+			if err != nil || res.Outcome != r.settled(rep, "full disk") {
+				t.Errorf("%+v %v", res, err)
+			}
+			// Whoever finds the log decides by what is there and ends on one container too.
+			if err := ops.settleAll(r.ctx, byGuardian, time.Minute, func(TxSpec) error { return nil }); err != nil {
+				t.Error(err)
+			}
+			if now := r.settled(rep, "settled again"); now != res.Outcome {
+				if !bad { // a put-back whose turn was not written is tried forward once more
+					t.Errorf("%s became %s", res.Outcome, now)
+				}
+			}
+		})
+	}
 }

@@ -11,6 +11,7 @@ type seen struct {
 	Policy    Policy
 	StartedAt string
 	ExitCode  int
+	OOMKilled bool
 }
 
 func (s seen) runs() bool { return s.Exists && stateRuns(s.State) }
@@ -65,8 +66,6 @@ func decideForward(o observation, p progress) action {
 		return orTurn(p, stepStopOld, "the old container cannot be stopped")
 	case old.Exists && old.Policy.Name != "no":
 		return orTurn(p, stepOldNo, "the restart policy of the old container cannot be cleared")
-	case next.Policy != p.spec.Policy:
-		return orTurn(p, stepNextPolicy, "the restart policy of the successor cannot be set")
 	case !next.runs() && p.fails[stepStartNext] > 0:
 		return turn("the successor could not be started")
 	case !next.runs() && p.done[stepStartNext] > 0:
@@ -75,6 +74,8 @@ func decideForward(o observation, p progress) action {
 		return turn("the successor was started %d times and does not run", maxStarts)
 	case !next.runs():
 		return action{Step: stepStartNext}
+	case next.Policy != p.spec.Policy: // after the start: the node is down until then
+		return orTurn(p, stepNextPolicy, "the restart policy of the successor cannot be set")
 	case old.Exists && old.Name == p.spec.Name:
 		return orTurn(p, stepOldAside, "the old container cannot be renamed")
 	case next.Name != p.spec.Name:

@@ -25,7 +25,16 @@ func newOps(cfg Config) *hostOps { return &hostOps{cfg: cfg, eng: newEngine(cfg.
 
 // facts reads the host. What cannot be read is an error or says so in its row.
 func (h *hostOps) facts(ctx context.Context, req FactsRequest) (Facts, error) {
-	f := Facts{Now: h.cfg.now().UTC(), Updaters: []string{}, TLSTerminators: []string{}, Siblings: []Sibling{}, Disks: []DiskFacts{}}
+	f := Facts{Now: h.cfg.now().UTC(), Updaters: []string{}, TLSTerminators: []string{}, Siblings: []Sibling{}, Disks: []DiskFacts{}, Unsettled: []OpenTx{}}
+	logs, err := h.cfg.allTx()
+	if err != nil {
+		return f, err
+	}
+	for _, l := range logs {
+		if p := replay(l); p.unsettled() {
+			f.Unsettled = append(f.Unsettled, OpenTx{Operation: l[0].Operation, Container: l[0].Container, Tx: p.tx})
+		}
+	}
 	info, err := h.eng.info(ctx)
 	if err != nil {
 		return f, err

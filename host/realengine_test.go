@@ -54,7 +54,7 @@ func main() {
 
 // realEngine is a dockerd of its own in a network namespace of its own.
 type realEngine struct {
-	t    *testing.T
+	t    testing.TB
 	dir  string
 	sock string
 	cmd  *exec.Cmd
@@ -62,7 +62,7 @@ type realEngine struct {
 }
 
 // needEngine skips with a line that says what is missing; under CI nothing is skipped.
-func needEngine(t *testing.T) {
+func needEngine(t testing.TB) {
 	missing := ""
 	for _, p := range []string{"dockerd", "unshare", "ip"} {
 		if _, err := exec.LookPath(p); err != nil {
@@ -81,7 +81,7 @@ func needEngine(t *testing.T) {
 	t.Skipf("the real-engine test needs:%s", missing)
 }
 
-func newRealEngine(t *testing.T) *realEngine {
+func newRealEngine(t testing.TB) *realEngine {
 	needEngine(t)
 	dir, err := os.MkdirTemp("", "hosteng") // short: a socket path has a limit
 	if err != nil {
@@ -193,7 +193,7 @@ func (e *realEngine) importImage(tag string, binary []byte, changes ...string) s
 	return str(o, "Id")
 }
 
-func buildNode(t *testing.T) []byte {
+func buildNode(t testing.TB) []byte {
 	dir := t.TempDir()
 	src := filepath.Join(dir, "main.go")
 	if err := os.WriteFile(src, []byte(nodeSource), 0o600); err != nil {
@@ -442,4 +442,40 @@ func (e *realEngine) restartInside(oldID, newID string) {
 	if _, err := os.Stat(filepath.Join(e.data("cut"), "VIOLATION")); err == nil {
 		t.Error("two containers ran on one data directory")
 	}
+}
+
+// BenchmarkReplaceDowntime reports how long a node is down in a replace, over a
+// bare stop and start of the same container on the same engine.
+func BenchmarkReplaceDowntime(b *testing.B) {
+	e := newRealEngine(b)
+	bin, ctx := buildNode(b), context.Background()
+	img := e.importImage("v1", bin, "ENV QNET_DATA_DIR=/app/data", `ENTRYPOINT ["/node"]`)
+	id := e.run("node", fmt.Sprintf(`{"Image":%q,"HostConfig":{"Binds":["%s:/app/data"],"RestartPolicy":{"Name":"always"}}}`, img, e.data("bench")))
+	w := e.agent("bench")
+	var bare, replace time.Duration
+	for i := range b.N {
+		from := time.Now()
+		e.must(e.h.eng.stop(ctx, id, 60))
+		e.must(e.h.eng.start(ctx, id))
+		bare += time.Since(from)
+		rep, err := w.Stage(ctx, StageRequest{Container: "node", ImageDigest: img, NextName: "node-next", Operation: claim1.Operation})
+		e.must(err)
+		var down, up time.Time
+		res, err := w.Replace(ctx, ReplaceRequest{Container: "node", NextName: "node-next", AsideName: fmt.Sprintf("node-pre-%d", i), FailedName: fmt.Sprintf("node-failed-%d", i), ExpectOldID: id, ExpectNextID: rep.NextID}, func(ev TxEvent) {
+			switch {
+			case ev.Step == stepStopOld && ev.State == TxIntent:
+				down = ev.At
+			case ev.Step == stepStartNext && ev.State == TxDone:
+				up = ev.At
+			}
+		})
+		if err != nil || res.Outcome != Replaced {
+			b.Fatalf("%+v %v", res, err)
+		}
+		replace += up.Sub(down)
+		id = res.NewID
+	}
+	b.ReportMetric(bare.Seconds()/float64(b.N), "bare-s")
+	b.ReportMetric(replace.Seconds()/float64(b.N), "replace-s")
+	b.ReportMetric(replace.Seconds()/bare.Seconds(), "ratio")
 }

@@ -27,8 +27,11 @@ func (h *hostOps) plan(ctx context.Context, container, image string, set []EnvVa
 		return p, fmt.Errorf("reading container %s: %w", container, err)
 	}
 	oldImage, _, err := h.eng.image(ctx, str(p.old, "Image"))
+	if isCode(err, CodeNotFound) {
+		return p, errorf(CodeNotFound, "pull the image that "+container+" was made from again", "the image of %s is no longer on this host: its defaults, which are not to be carried, cannot be told from settings", container)
+	}
 	if err != nil {
-		return p, fmt.Errorf("reading the image of %s, whose defaults are not to be carried: %w", container, err)
+		return p, fmt.Errorf("reading the image of %s: %w", container, err)
 	}
 	newRaw, newImage, err := h.eng.image(ctx, image)
 	if err != nil && !isCode(err, CodeNotFound) {

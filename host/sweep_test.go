@@ -354,7 +354,7 @@ func TestReplaceAndPutBack(t *testing.T) {
 		if err != nil || res.Outcome != Replaced || res.Killed || res.OldID != rep.OldID || res.NewID != rep.NextID {
 			t.Fatalf("%+v %v", res, err)
 		}
-		want := []string{stepBegin, stepStopOld, stepOldNo, stepNextPolicy, stepStartNext, stepOldAside, stepNextName, stepEnd}
+		want := []string{stepBegin, stepStopOld, stepExitOld, stepOldNo, stepStartNext, stepNextPolicy, stepOldAside, stepNextName, stepEnd}
 		if !slices.Equal(steps, want) {
 			t.Errorf("steps %v, want %v", steps, want)
 		}

@@ -48,12 +48,13 @@ func (d *driver) run(ctx context.Context) (ReplaceResult, error) {
 		if err != nil {
 			return ReplaceResult{Outcome: InDoubt, OldID: p.spec.OldID, NewID: p.spec.NextID, Reason: err.Error()}, err
 		}
+		d.noteExit(*p.spec, o)
 		a := decide(o, p)
 		switch a.Step {
 		case stepEnd:
 			return d.end(ctx, p, a)
 		case stepTurn:
-			err = d.log.add(TxEntry{Step: stepTurn, State: TxDone, Text: a.Why})
+			d.log.note(TxEntry{Step: stepTurn, State: TxDone, Text: a.Why})
 		default:
 			err = d.step(ctx, *p.spec, a.Step, p.fails[a.Step])
 		}
@@ -71,23 +72,17 @@ func (d *driver) step(ctx context.Context, s TxSpec, step string, fails int) err
 			return err
 		}
 	}
-	if err := d.log.add(TxEntry{Step: step, State: TxIntent}); err != nil {
-		return errors.Join(errUnsettled, err)
-	}
+	d.log.note(TxEntry{Step: step, State: TxIntent})
 	text, err := d.perform(ctx, s, step)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	switch {
 	case err == nil:
-		err = d.log.add(TxEntry{Step: step, State: TxDone, Text: text})
-	case isCode(err, CodeEngineAway):
-		return nil // observeUntil waits for the engine
+		d.log.note(TxEntry{Step: step, State: TxDone, Text: text})
+	case isCode(err, CodeEngineAway): // observeUntil waits for the engine
 	default:
-		err = d.log.add(TxEntry{Step: step, State: TxFailed, Text: d.redacted(ctx, s, err)})
-	}
-	if err != nil {
-		return errors.Join(errUnsettled, err)
+		d.log.note(TxEntry{Step: step, State: TxFailed, Text: d.redacted(ctx, s, err)})
 	}
 	return nil
 }
@@ -113,9 +108,9 @@ func (d *driver) perform(ctx context.Context, s TxSpec, step string) (string, er
 	no := Policy{Name: "no"}
 	switch step {
 	case stepStopOld:
-		return d.stop(ctx, s.OldID, s.Timeout)
+		return "", d.eng.stop(ctx, s.OldID, s.Timeout)
 	case stepStopNext:
-		return d.stop(ctx, s.NextID, s.Timeout)
+		return "", d.eng.stop(ctx, s.NextID, s.Timeout)
 	case stepOldNo:
 		return "", d.eng.setPolicy(ctx, s.OldID, no)
 	case stepNextNo:
@@ -145,22 +140,25 @@ func (d *driver) perform(ctx context.Context, s TxSpec, step string) (string, er
 // killedMark begins the text of a stop that ended in SIGKILL.
 const killedMark = "killed: "
 
-// stop stops a container and reads how it ended. Exit 137 without the kernel's
-// OOM killer means the engine had to kill it after the timeout.
-func (d *driver) stop(ctx context.Context, id string, timeout int) (string, error) {
-	if err := d.eng.stop(ctx, id, timeout); err != nil {
-		return "", err
+// noteExit logs how a container ended that was just stopped. Exit 137 without
+// the kernel's OOM killer means the engine had to kill it after the timeout.
+func (d *driver) noteExit(s TxSpec, o observation) {
+	last := d.log.entries[len(d.log.entries)-1]
+	if last.State != TxDone || last.Step != stepStopOld && last.Step != stepStopNext {
+		return
 	}
-	_, o, err := d.eng.inspect(ctx, id)
-	if err != nil {
-		return "", err
+	step, c := stepExitOld, o.Old
+	if last.Step == stepStopNext {
+		step, c = stepExitNext, o.Next
 	}
-	st := sub(o, "State")
-	text := "exit code " + strconv.Itoa(number(st, "ExitCode"))
-	if number(st, "ExitCode") == 137 && st["OOMKilled"] != true {
-		text = killedMark + text + " after " + strconv.Itoa(timeout) + " s"
+	if c.runs() || !c.Exists {
+		return
 	}
-	return text, nil
+	text := "exit code " + strconv.Itoa(c.ExitCode)
+	if c.ExitCode == 137 && !c.OOMKilled {
+		text = killedMark + text + " after " + strconv.Itoa(s.Timeout) + " s"
+	}
+	d.log.note(TxEntry{Step: step, State: TxDone, Text: text})
 }
 
 // settleOld watches an old container whose stop was refused: the signal may have
@@ -184,12 +182,18 @@ func (d *driver) settleOld(ctx context.Context, s TxSpec) (string, error) {
 
 // observe looks at both containers by id, so that no rename can mislead it.
 func (d *driver) observe(ctx context.Context, s TxSpec) (observation, error) {
-	old, err := d.look(ctx, s.OldID)
-	if err != nil {
-		return observation{}, err
+	type sight struct {
+		seen
+		err error
 	}
-	next, err := d.look(ctx, s.NextID)
-	return observation{Old: old, Next: next}, err
+	other := make(chan sight, 1) // both at once: the node may be down
+	go func() {
+		next, err := d.look(ctx, s.NextID)
+		other <- sight{next, err}
+	}()
+	old, err := d.look(ctx, s.OldID)
+	next := <-other
+	return observation{Old: old, Next: next.seen}, errors.Join(err, next.err)
 }
 
 func (d *driver) look(ctx context.Context, id string) (seen, error) {
@@ -209,7 +213,7 @@ func (d *driver) look(ctx context.Context, id string) (seen, error) {
 func seenOf(o object) seen {
 	st := sub(o, "State")
 	return seen{Exists: true, ID: str(o, "Id"), Name: strings.TrimPrefix(str(o, "Name"), "/"), State: str(st, "Status"),
-		Policy: policyFrom(o), StartedAt: str(st, "StartedAt"), ExitCode: number(st, "ExitCode")}
+		Policy: policyFrom(o), StartedAt: str(st, "StartedAt"), ExitCode: number(st, "ExitCode"), OOMKilled: st["OOMKilled"] == true}
 }
 
 func policyFrom(o object) Policy {
@@ -241,12 +245,12 @@ func (d *driver) observeUntil(ctx context.Context, s TxSpec) (observation, error
 func (d *driver) end(ctx context.Context, p progress, a action) (ReplaceResult, error) {
 	r := ReplaceResult{Outcome: a.Outcome, Reason: a.Why, OldID: p.spec.OldID, NewID: p.spec.NextID}
 	stopped, started := p.spec.OldID, p.spec.NextID
-	first := stepStopOld
+	first := stepExitOld
 	if a.Outcome == PutBack {
 		stopped, started = started, stopped
 	}
 	if p.tx == txPutBack {
-		first = stepStopNext
+		first = stepExitNext
 	}
 	for _, e := range d.log.entries[lastBegin(d.log.entries):] {
 		if e.Step == first && e.State == TxDone && strings.HasPrefix(e.Text, killedMark) {
@@ -263,9 +267,7 @@ func (d *driver) end(ctx context.Context, p progress, a action) (ReplaceResult, 
 		return r, ctx.Err()
 	}
 	logged := r
-	if err := d.log.add(TxEntry{Step: stepEnd, State: TxDone, Text: a.Why, Outcome: a.Outcome, Result: &logged}); err != nil {
-		return r, errors.Join(errUnsettled, err)
-	}
+	d.log.note(TxEntry{Step: stepEnd, State: TxDone, Text: a.Why, Outcome: a.Outcome, Result: &logged})
 	if a.Outcome != Replaced && p.spec.NextID != "" {
 		r.LastLines = lastLines(ctx, d.eng, p.spec.NextID, failLines)
 	}

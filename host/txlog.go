@@ -39,9 +39,15 @@ const (
 	stepNextFailed  = "rename_next_failed"
 	stepOldName     = "rename_old"
 	stepCreate      = "create_next"
+	stepExitOld     = "exit_old" // how the old container ended
+	stepExitNext    = "exit_next"
 	stepArchive     = "archive"
 	stepRemoveAside = "remove_aside"
 )
+
+// stepsOfNode are the steps between which the node is down.
+var stepsOfNode = map[string]bool{stepStopOld: true, stepOldNo: true, stepStartNext: true, stepStopNext: true, stepNextNo: true,
+	stepOldPolicy: true, stepStartOld: true, stepExitOld: true, stepExitNext: true}
 
 // txLog is the append-only log of one operation on one container. Every line is
 // on the disk before the thing it announces is done.
@@ -52,6 +58,7 @@ type txLog struct {
 	tx        string
 	by        string
 	entries   []TxEntry
+	good      int64 // length up to the last whole line
 	now       func() time.Time
 	watch     func(TxEvent) // may be nil
 }
@@ -84,7 +91,7 @@ func (c Config) openTx(op, container, tx, by string) (*txLog, error) {
 		f.Close()
 		return nil, fmt.Errorf("opening a transaction log: %w", err)
 	}
-	return &txLog{f: f, op: op, container: container, tx: tx, by: by, entries: entries, now: c.now}, nil
+	return &txLog{f: f, op: op, container: container, tx: tx, by: by, entries: entries, good: good, now: c.now}, nil
 }
 
 func seekEnd(f *os.File) error {
@@ -101,17 +108,39 @@ func (l *txLog) add(e TxEntry) error {
 	if err != nil {
 		return fmt.Errorf("encoding a transaction entry: %w", err)
 	}
-	if _, err := l.f.Write(append(b, '\n')); err != nil {
+	n, err := l.f.Write(append(b, '\n'))
+	if err == nil && !(e.State == TxDone && stepsOfNode[e.Step]) {
+		// The outcome of a step while the node is down goes to the disk with the
+		// next intent: should it be lost, an observation says the same.
+		err = l.f.Sync()
+	}
+	if err != nil {
+		// No half line may stay: the next one would be written behind it.
+		_ = errors.Join(l.f.Truncate(l.good), seekEnd(l.f))
 		return fmt.Errorf("writing a transaction entry: %w", err)
 	}
-	if err := l.f.Sync(); err != nil {
-		return fmt.Errorf("writing a transaction entry: %w", err)
-	}
+	l.good += int64(n)
+	l.keep(e)
+	return nil
+}
+
+func (l *txLog) keep(e TxEntry) {
 	l.entries = append(l.entries, e)
 	if l.watch != nil {
 		l.watch(TxEvent{Step: e.Step, State: e.State, At: e.At, Text: e.Text})
 	}
-	return nil
+}
+
+// note is add for a transaction that has begun: where the disk takes no more, it
+// goes on from memory. A node that is stopped half way because its disk is full
+// would be worse than a log with a gap, and whoever finds that log decides by
+// what is there.
+func (l *txLog) note(e TxEntry) {
+	if l.add(e) == nil {
+		return
+	}
+	e.At, e.Operation, e.Container, e.Tx, e.By = l.now().UTC(), l.op, l.container, l.tx, l.by
+	l.keep(e)
 }
 
 // readTx reads a log; good is the length up to the last whole line.

@@ -64,6 +64,14 @@ type Sibling struct {
 	RestartPolicy string `json:"restart_policy"`
 }
 
+// OpenTx names a local transaction that has begun and not ended: both agent
+// processes died in it, or the host went down. The next writer settles it.
+type OpenTx struct {
+	Operation string `json:"operation"`
+	Container string `json:"container"`
+	Tx        string `json:"tx"`
+}
+
 // Facts is one reading of the host.
 type Facts struct {
 	Now            time.Time       `json:"now"`
@@ -73,6 +81,7 @@ type Facts struct {
 	Updaters       []string        `json:"updaters"`        // containers that replace others by themselves (Watchtower and kin)
 	TLSTerminators []string        `json:"tls_terminators"` // containers that look like a TLS proxy in front of the node
 	Siblings       []Sibling       `json:"siblings"`
+	Unsettled      []OpenTx        `json:"unsettled"`
 }
 
 // Kinds of a data directory.
