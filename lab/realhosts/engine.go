@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/docker/docker/client"
-	"golang.org/x/sys/unix"
 )
 
 // readyWithin bounds how long an engine or an SSH server may take to answer after its start. These are real
@@ -107,14 +106,11 @@ func (c *Cluster) EngineSocket(id string) string { return c.paths.in(id, "run/do
 
 // DialEngine connects to the engine of a host from outside.
 func (c *Cluster) DialEngine(ctx context.Context, id string) (net.Conn, error) {
-	// Through a descriptor of its folder the path is short, however deep the lab's folder is.
-	fd, err := unix.Open(filepath.Dir(c.EngineSocket(id)), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	conn, err := dialSocket(ctx, c.EngineSocket(id))
 	if err != nil {
-		return nil, fmt.Errorf("host %s: opening its /run: %w", id, err)
+		return nil, fmt.Errorf("host %s: connecting to its engine: %w", id, err)
 	}
-	defer unix.Close(fd)
-	var dialer net.Dialer
-	return dialer.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/docker.sock", fd))
+	return conn, nil
 }
 
 // Engine returns a client of the engine of a host, past its SSH server. The caller closes it.

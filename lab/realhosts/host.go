@@ -10,10 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 //go:embed boot.sh
@@ -34,14 +31,14 @@ func (c *Cluster) prepareHost(ctx context.Context, host Host) error {
 	if err := os.MkdirAll(c.paths.log(host.ID), 0o755); err != nil {
 		return fmt.Errorf("making host %s: %w", host.ID, err)
 	}
+	files := []string{"cp", "-a", "-t", c.paths.in(host.ID, "etc/")}
 	for _, name := range machineFiles {
-		source := filepath.Join("/etc", name)
-		if _, err := os.Lstat(source); err != nil {
-			continue
+		if source := filepath.Join("/etc", name); exists(source) {
+			files = append(files, source)
 		}
-		if _, err := run(ctx, "cp", "-a", source, c.paths.in(host.ID, "etc/")); err != nil {
-			return err
-		}
+	}
+	if _, err := run(ctx, files...); err != nil {
+		return err
 	}
 	if err := os.Symlink("/run", c.paths.in(host.ID, "var/run")); err != nil && !errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("making host %s: %w", host.ID, err)
@@ -63,6 +60,11 @@ func (c *Cluster) prepareHost(ctx context.Context, host Host) error {
 		}
 	}
 	return c.prepareSSH(host)
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
 }
 
 func hostname(st *State, host Host) string { return "qnet-" + host.ID + "-" + st.ID }
@@ -107,8 +109,7 @@ func (c *Cluster) startInit(ctx context.Context, host Host) (Process, error) {
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{told}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true,
-		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC}
+	cmd.SysProcAttr = initAttr()
 	err = cmd.Start()
 	told.Close()
 	if err != nil {

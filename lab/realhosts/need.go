@@ -29,7 +29,7 @@ func (e *NeedError) Hint() string {
 
 // Missing lists what the hosts backend would need and this machine does not have; empty means ready.
 func Missing() []string {
-	var out []string
+	out := osMissing()
 	if os.Geteuid() != 0 {
 		out = append(out, "root")
 	}

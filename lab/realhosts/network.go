@@ -234,7 +234,9 @@ func (e *CommandError) Unwrap() error { return e.Err }
 func run(ctx context.Context, argv ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Env = append(os.Environ(), "PATH="+searchPath)
-	cmd.WaitDelay = 2 * time.Second
+	// A child that keeps the pipe open must not hold the caller for ever. On a busy machine a process that another
+	// goroutine is just starting holds it too, until its exec.
+	cmd.WaitDelay = 15 * time.Second
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()

@@ -3,7 +3,6 @@ package realhosts
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -79,28 +78,6 @@ func (p Process) kill(ctx context.Context) error {
 		return err
 	}
 	return p.wait(ctx)
-}
-
-// signal goes through a pidfd: between the look at the start time and the signal the pid cannot change hands.
-func (p Process) signal(sig unix.Signal) error {
-	if p.PID <= 0 {
-		return nil
-	}
-	fd, err := unix.PidfdOpen(p.PID, 0)
-	if errors.Is(err, unix.ESRCH) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("opening process %d: %w", p.PID, err)
-	}
-	defer unix.Close(fd)
-	if !p.Alive() {
-		return nil
-	}
-	if err := unix.PidfdSendSignal(fd, sig, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("signalling process %d: %w", p.PID, err)
-	}
-	return nil
 }
 
 func (p Process) wait(ctx context.Context) error {
