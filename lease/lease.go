@@ -4,14 +4,12 @@ import (
 	"cmp"
 	"context"
 	"embed"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"os"
-	"path/filepath"
-	"sync"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/qnetops/qnetops/internal/sqldb"
@@ -40,314 +38,146 @@ type Lease interface {
 	Release(ctx context.Context) error
 }
 
-// Options say which right is wanted.
+// Options say which right is wanted, and how it is kept.
 type Options struct {
-	DB    *sqldb.DB
-	Dir   string        // folder of the lock files; "" is the folder of the SQLite store
-	Scope string        // the fleet's name
+	DB    *sqldb.DB     // Postgres: a guarded lease; SQLite: a file lock, for this machine only
+	Dir   string        // folder of the lock file on SQLite; "" is the folder of the store
+	Scope string        // the fleet's name, or that of a service
 	Owner string        // shown to whoever finds the lease held, such as user@machine
-	Wait  time.Duration // how long to wait for another holder; 0 is not at all
+	Wait  time.Duration // how long to wait for another holder; 0 is not at all, below 0 is for ever. A dead predecessor's silence is waited for in any case
+
+	Writer      string  // who may take over from whom; "" is FleetWriter
+	WriterEpoch int64   // 0 is 1
+	Profile     string  // "" is Steady
+	Policy      *Policy // instead of a profile
+	// RequireFast refuses a connection on which no session lock can be held (a pooler), instead of falling back to the TTL.
+	RequireFast bool
+	// Exit is called first when the lease is lost, with the exit code and the reason. A program that must not live one
+	// moment longer ends itself in it; it must not block. nil only ends the context.
+	Exit func(Code, string)
+	// OnProof is called with the clock's time of each newer proof.
+	OnProof func(time.Duration)
+	// OnEvent hears of each step. It must not block.
+	OnEvent func(Event)
+	Command string // shown to others
+	Version string // shown to others
+	Clock   Clock  // nil is BootTime
+	Token   string // a fixed session token; refused without AllowFixedToken
+	// AllowFixedToken admits Token. Two processes with one token cannot be told apart: such a lease is never adopted.
+	AllowFixedToken bool
+	// IKnow keeps the lock file on a file system (nfs, cifs, fuse, 9p) whose locks are not known to hold.
+	IKnow bool
 }
 
-// The ways a lease ends.
-var (
-	ErrLost     = errors.New("the lease is lost: another process has taken over, or its lock is gone")
-	ErrReleased = errors.New("the lease was given back")
-)
-
-// HeldError names the process that holds the lease.
-type HeldError struct {
-	Scope string
-	Owner string
-	Host  string
-	PID   int
-	Since time.Time
+// settled are the options with everything filled in.
+type settled struct {
+	Options
+	id     Identity
+	policy Policy
+	clock  Clock
+	emit   func(Event)
+	holder Holder
 }
 
-func (e *HeldError) Error() string {
-	msg := fmt.Sprintf("the lease of fleet %s is held by %s", e.Scope, cmp.Or(e.Owner, "another process"))
-	if e.PID != 0 {
-		msg += fmt.Sprintf(" (process %d on %s", e.PID, cmp.Or(e.Host, "an unnamed machine"))
-		if !e.Since.IsZero() {
-			msg += ", since " + e.Since.UTC().Format(time.RFC3339)
-		}
-		msg += ")"
+func settle(o Options) (settled, error) {
+	s := settled{Options: o, clock: o.Clock, emit: o.OnEvent}
+	if o.DB == nil {
+		return s, errors.New("taking a lease: a store is required")
 	}
-	return msg
-}
-
-// Hint says what to do next.
-func (e *HeldError) Hint() string {
-	return "nothing was changed; wait for it to end, `qnetops ops` shows what it does"
-}
-
-// holder is what the lock file and the counter row say about the present owner.
-type holder struct {
-	Owner string    `json:"owner"`
-	Host  string    `json:"host"`
-	PID   int       `json:"pid"`
-	Since time.Time `json:"since"`
-}
-
-func (h holder) held(scope string) *HeldError {
-	return &HeldError{Scope: scope, Owner: h.Owner, Host: h.Host, PID: h.PID, Since: h.Since}
-}
-
-//go:embed migrations/*.sql
-var files embed.FS
-
-const (
-	pollEvery  = 50 * time.Millisecond // how soon a waiting process notices that the lock is free
-	watchEvery = time.Second           // how often a holder looks whether it still holds
-	storeWait  = 10 * time.Second      // bound of the store's part in a release
-)
-
-// held is the lease of one process: a file lock on this machine, a session lock where the store is Postgres, and a counter.
-type held struct {
-	db     *sqldb.DB
-	file   *lockFile
-	guard  *guard // nil on SQLite
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	done   chan struct{} // closed when the watcher has ended
-
-	mu    sync.Mutex
-	token Token
-}
-
-// Acquire takes the lease of a scope, waiting at most opts.Wait. *HeldError names the holder it could not get past.
-func Acquire(ctx context.Context, opts Options) (Lease, error) {
-	if opts.Scope == "" || opts.DB == nil {
-		return nil, errors.New("taking a lease: scope and store are required")
+	s.id = Identity{Scope: o.Scope, Writer: cmp.Or(o.Writer, FleetWriter), Epoch: cmp.Or(o.WriterEpoch, 1)}
+	if err := s.id.check(); err != nil {
+		return s, fmt.Errorf("taking a lease: %w", err)
 	}
-	store, err := opts.DB.StoreID(ctx)
+	if err := fixed(o.Token, o.AllowFixedToken); err != nil {
+		return s, err
+	}
+	policy, err := PolicyOf(o.Profile)
 	if err != nil {
-		return nil, fmt.Errorf("taking the lease of fleet %s: %w", opts.Scope, err)
+		return s, err
 	}
-	schema, err := fs.Sub(files, "migrations")
+	if o.Policy != nil {
+		policy = *o.Policy
+	}
+	warnings, err := policy.Check()
 	if err != nil {
-		return nil, err
+		return s, err
 	}
-	if err := opts.DB.Migrate(ctx, schema, "qnetops_lease_schema"); err != nil {
-		return nil, fmt.Errorf("taking the lease of fleet %s: %w", opts.Scope, err)
+	s.policy = policy
+	if s.clock == nil {
+		s.clock = BootTime{}
+	}
+	if s.emit == nil {
+		s.emit = func(Event) {}
+	}
+	for _, w := range warnings {
+		s.emit(Event{At: s.clock.Now(), State: Idle, Text: w})
 	}
 	host, _ := os.Hostname()
-	me := holder{Owner: opts.Owner, Host: host, PID: os.Getpid(), Since: time.Now().UTC()}
-	l := &held{db: opts.DB, done: make(chan struct{}), token: Token{Fleet: opts.Scope, Store: store, Owner: opts.Owner}}
-	if err := l.lock(ctx, opts, me); err != nil {
+	s.holder = Holder{Owner: o.Owner, Host: host, PID: os.Getpid(), Started: startTime(os.Getpid()), BootID: bootID(), Since: time.Now().UTC(), Version: o.Version,
+		Command: o.Command, Profile: policy.Profile, TTL: policy.TTL.Seconds(), Silence: policy.Silence.Seconds()}
+	return s, nil
+}
+
+// bootID tells one run of a machine from the next, "" where the system does not say.
+func bootID() string {
+	b, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(b))
+}
+
+// startTime is when a process was started, in clock ticks since boot: with it a pid names one process only. 0 is not known.
+func startTime(pid int) uint64 {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return 0
+	}
+	_, rest, _ := strings.Cut(string(b[max(0, strings.LastIndexByte(string(b), ')')):]), " ") // the name may hold blanks and brackets
+	f := strings.Fields(rest)
+	if len(f) < 20 {
+		return 0
+	}
+	n, _ := strconv.ParseUint(f[19], 10, 64)
+	return n
+}
+
+//go:embed migrations/postgres/*.sql migrations/sqlite/*.sql
+var files embed.FS
+
+// prepare brings the tables up to date.
+func prepare(ctx context.Context, db *sqldb.DB) error {
+	schema, err := fs.Sub(files, "migrations/"+string(db.Dialect))
+	if err != nil {
+		return err
+	}
+	return db.Migrate(ctx, schema, "qnetops_lease_schema")
+}
+
+// Acquire takes the lease of a scope. *HeldError names the holder it could not get past, *PolicyError an unsafe timing,
+// *RefusedError a set-up on which no lease can be kept.
+func Acquire(ctx context.Context, opts Options) (Lease, error) {
+	h, err := Hold(ctx, opts)
+	if err != nil {
 		return nil, err
 	}
-	if l.token.Epoch, err = l.count(ctx, me); err != nil {
-		l.unlock()
-		return nil, fmt.Errorf("taking the lease of fleet %s: %w", opts.Scope, err)
-	}
-	l.ctx, l.cancel = context.WithCancelCause(ctx)
-	go l.watch()
-	return l, nil
+	return h, nil
 }
 
-// lock takes the locks, trying again until opts.Wait is over.
-func (l *held) lock(ctx context.Context, opts Options, me holder) error {
-	dir := opts.Dir
-	if dir == "" && opts.DB.Path() != "" {
-		dir = filepath.Dir(opts.DB.Path())
-	}
-	if dir == "" {
-		return errors.New("taking a lease: no folder for its lock file is given")
-	}
-	path := filepath.Join(dir, lockName(opts.Scope, l.token.Store))
-	limit := time.NewTimer(opts.Wait)
-	defer limit.Stop()
-	again := time.NewTicker(pollEvery)
-	defer again.Stop()
-	for {
-		err := l.tryLock(ctx, path, me)
-		var taken *HeldError
-		if err == nil || !errors.As(err, &taken) || opts.Wait <= 0 {
-			return err
-		}
-		select {
-		case <-limit.C:
-			return err
-		case <-ctx.Done():
-			return fmt.Errorf("waiting for the lease of fleet %s: %w", opts.Scope, ctx.Err())
-		case <-again.C:
-		}
-	}
-}
-
-func (l *held) tryLock(ctx context.Context, path string, me holder) error {
-	file, other, err := tryLockFile(path, me)
+// Hold is Acquire with everything that a lease can do.
+func Hold(ctx context.Context, opts Options) (*Held, error) {
+	o, err := settle(opts)
 	if err != nil {
-		return fmt.Errorf("taking the lease of fleet %s: %w", l.token.Fleet, err)
+		return nil, err
 	}
-	if file == nil {
-		return other.held(l.token.Fleet)
+	if o.DB.Dialect == sqldb.Postgres {
+		return holdPostgres(ctx, o)
 	}
-	if l.db.Dialect == sqldb.Postgres {
-		// The file lock ends at this machine; the session lock also stops an operator on another one.
-		guard, err := tryGuard(ctx, l.db, l.token.Fleet)
-		if err != nil {
-			file.unlock()
-			return fmt.Errorf("taking the lease of fleet %s: %w", l.token.Fleet, err)
-		}
-		if guard == nil {
-			file.unlock()
-			return l.recorded(ctx).held(l.token.Fleet)
-		}
-		l.guard = guard
-	}
-	l.file = file
-	return nil
+	return holdLocal(ctx, o)
 }
 
-func (l *held) unlock() {
-	if l.guard != nil {
-		l.guard.release()
-	}
-	l.file.unlock()
-}
-
-// recorded is what the counter row says about the holder; empty where it says nothing.
-func (l *held) recorded(ctx context.Context) (h holder) {
-	var text string
-	err := l.db.QueryRowContext(ctx, l.db.Rebind(`SELECT holder FROM qnetops_lease_counter WHERE scope = $1`), l.token.Fleet).Scan(&text)
-	if err == nil {
-		_ = json.Unmarshal([]byte(text), &h)
-	}
-	return h
-}
-
-// count moves the counter on by one and returns it.
-func (l *held) count(ctx context.Context, me holder) (uint64, error) {
-	text, err := json.Marshal(me)
-	if err != nil {
-		return 0, err
-	}
-	var generation int64
-	err = l.db.Write(ctx, func(tx *sqldb.Tx) error {
-		if _, err := tx.Exec(ctx, `INSERT INTO qnetops_lease_counter (scope, generation) VALUES ($1, 0) ON CONFLICT (scope) DO NOTHING`, l.token.Fleet); err != nil {
-			return err
-		}
-		return tx.QueryRow(ctx, `UPDATE qnetops_lease_counter SET generation = generation + 1, holder = $2 WHERE scope = $1 RETURNING generation`,
-			l.token.Fleet, string(text)).Scan(&generation)
-	})
-	return uint64(generation), err
-}
-
-func (l *held) Token() Token {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.token
-}
-
-func (l *held) Context() context.Context { return l.ctx }
-
-func (l *held) Raise(ctx context.Context, seen uint64, operation string) (Token, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if err := l.alive(); err != nil {
-		return Token{}, err
-	}
-	next := max(l.token.Epoch, seen)
-	if next >= math.MaxInt64 {
-		return Token{}, fmt.Errorf("raising the epoch of fleet %s: a host shows %d, which leaves no larger number", l.token.Fleet, seen)
-	}
-	next++
-	var rows int64
-	err := l.db.Write(ctx, func(tx *sqldb.Tx) (err error) {
-		rows, err = tx.Exec(ctx, `UPDATE qnetops_lease_counter SET generation = $3 WHERE scope = $1 AND generation = $2`,
-			l.token.Fleet, int64(l.token.Epoch), int64(next))
-		return err
-	})
-	if err != nil {
-		return Token{}, fmt.Errorf("raising the epoch of fleet %s: %w", l.token.Fleet, err)
-	}
-	if rows != 1 {
-		l.cancel(ErrLost)
-		return Token{}, fmt.Errorf("raising the epoch of fleet %s: %w", l.token.Fleet, ErrLost)
-	}
-	l.token.Epoch, l.token.Operation = next, operation
-	return l.token, nil
-}
-
-// alive reports why the lease has ended, nil while it has not.
-func (l *held) alive() error {
-	switch err := context.Cause(l.ctx); {
-	case errors.Is(err, ErrLost), errors.Is(err, ErrReleased):
-		return fmt.Errorf("fleet %s: %w", l.token.Fleet, err)
-	}
-	return nil
-}
-
-func (l *held) Check(ctx context.Context) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if err := l.alive(); err != nil {
+// named wraps an error with whose lease was wanted.
+func (s settled) named(err error) error {
+	var held *HeldError
+	if errors.As(err, &held) {
 		return err
 	}
-	err := l.prove(ctx)
-	if errors.Is(err, ErrLost) {
-		l.cancel(ErrLost)
-	}
-	return err
-}
-
-// prove looks at the lock, the session and the counter. ErrLost is certain loss; any other error is "cannot tell".
-func (l *held) prove(ctx context.Context) error {
-	if !l.file.still() {
-		return fmt.Errorf("fleet %s: its lock file was replaced: %w", l.token.Fleet, ErrLost)
-	}
-	if l.guard != nil {
-		if err := l.guard.still(ctx); err != nil {
-			return fmt.Errorf("fleet %s: %w", l.token.Fleet, err)
-		}
-	}
-	var generation int64
-	err := l.db.QueryRowContext(ctx, l.db.Rebind(`SELECT generation FROM qnetops_lease_counter WHERE scope = $1`), l.token.Fleet).Scan(&generation)
-	if err != nil {
-		return fmt.Errorf("checking the lease of fleet %s: %w", l.token.Fleet, err)
-	}
-	if uint64(generation) != l.token.Epoch {
-		return fmt.Errorf("fleet %s: the store is at epoch %d, ours is %d: %w", l.token.Fleet, generation, l.token.Epoch, ErrLost)
-	}
-	return nil
-}
-
-// watch ends the context soon after a loss that nobody asked about.
-func (l *held) watch() {
-	defer close(l.done)
-	tick := time.NewTicker(watchEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-l.ctx.Done():
-			return
-		case <-tick.C:
-			ctx, cancel := context.WithTimeout(l.ctx, storeWait)
-			_ = l.Check(ctx) // "cannot tell" is for the next Check before an effect; only loss ends the context
-			cancel()
-		}
-	}
-}
-
-func (l *held) Release(ctx context.Context) error {
-	l.cancel(ErrReleased)
-	<-l.done
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.file.released() {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeWait)
-	defer cancel()
-	err := l.db.Write(ctx, func(tx *sqldb.Tx) error {
-		_, err := tx.Exec(ctx, `UPDATE qnetops_lease_counter SET holder = '{}' WHERE scope = $1 AND generation = $2`, l.token.Fleet, int64(l.token.Epoch))
-		return err
-	})
-	l.unlock() // whatever the store said: the right must not outlive the wish to give it back
-	if err != nil {
-		return fmt.Errorf("giving back the lease of fleet %s: %w", l.token.Fleet, err)
-	}
-	return nil
+	return fmt.Errorf("taking the lease of fleet %s: %w", s.id.Scope, err)
 }
