@@ -170,6 +170,9 @@ func TestSuccessorThatCannotStartIsPutBack(t *testing.T) {
 			t.Errorf("%+v %v", res, err)
 		}
 		r.settled(rep, "put back")
+		if down := res.StartedAt.Sub(res.StoppedAt); res.StoppedAt.IsZero() || down < 0 || down > 10*time.Second {
+			t.Errorf("down from %s to %s", res.StoppedAt, res.StartedAt)
+		}
 		s, err := r.client.Situation(r.ctx, nodeName, "roll-1")
 		if err != nil || s.Unsettled || s.Current.ID != rep.OldID || s.Failed == nil || s.Failed.ID != rep.NextID || s.Aside != nil || s.Next != nil {
 			t.Errorf("%+v %v", s, err)
@@ -683,6 +686,39 @@ func TestFullDiskInsideATransaction(t *testing.T) {
 				if !bad { // a put-back whose turn was not written is tried forward once more
 					t.Errorf("%s became %s", res.Outcome, now)
 				}
+			}
+		})
+	}
+}
+
+// TestPutBackByAnotherOperation: a restore knows nothing but names; the node's
+// restart policy comes from the log of the replace, whoever made it.
+func TestPutBackByAnotherOperation(t *testing.T) {
+	for _, removed := range []bool{false, true} {
+		bubble(t, func(r *rig) {
+			rep := r.stage()
+			if _, err := r.w.Replace(r.ctx, replaceRequest(rep), nil); err != nil {
+				t.Fatal(err)
+			}
+			if removed {
+				r.e.mu.Lock()
+				delete(r.e.cs, rep.NextID)
+				r.e.mu.Unlock()
+			}
+			w := r.client.Writer(Claim{Fleet: "f", Store: "s", Owner: "bob", Operation: "restore-1", Epoch: 9})
+			if _, err := w.TakeFence(r.ctx); err != nil {
+				t.Fatal(err)
+			}
+			res, err := w.PutBack(r.ctx, PutBackRequest{Container: nodeName, AsideName: nodeName + "-pre-1", FailedName: nodeName + "-failed-1"}, nil)
+			if err != nil || res.Outcome != PutBack {
+				t.Fatalf("%+v %v", res, err)
+			}
+			c := r.e.find(nodeName)
+			if c.id != rep.OldID || c.status != "running" || policyFrom(r.e.view(c)) != always {
+				t.Errorf("node is %s, %s, %+v", c.id, c.status, policyFrom(r.e.view(c)))
+			}
+			if _, err := w.PutBack(r.ctx, PutBackRequest{Container: nodeName, AsideName: nodeName + "-pre-1", FailedName: nodeName + "-failed-2"}, nil); !errors.Is(err, ErrNotFound) {
+				t.Errorf("put back twice: %v", err)
 			}
 		})
 	}

@@ -244,11 +244,7 @@ func (d *driver) observeUntil(ctx context.Context, s TxSpec) (observation, error
 // end writes the last entry and makes the result from what is seen.
 func (d *driver) end(ctx context.Context, p progress, a action) (ReplaceResult, error) {
 	r := ReplaceResult{Outcome: a.Outcome, Reason: a.Why, OldID: p.spec.OldID, NewID: p.spec.NextID}
-	stopped, started := p.spec.OldID, p.spec.NextID
 	first := stepExitOld
-	if a.Outcome == PutBack {
-		stopped, started = started, stopped
-	}
 	if p.tx == txPutBack {
 		first = stepExitNext
 	}
@@ -257,12 +253,7 @@ func (d *driver) end(ctx context.Context, p progress, a action) (ReplaceResult, 
 			r.Killed = true
 		}
 	}
-	if _, o, err := d.eng.inspect(ctx, stopped); err == nil {
-		r.StoppedAt = timeOf(sub(o, "State"), "FinishedAt")
-	}
-	if _, o, err := d.eng.inspect(ctx, started); err == nil {
-		r.StartedAt = timeOf(sub(o, "State"), "StartedAt")
-	}
+	d.times(ctx, p, &r)
 	if ctx.Err() != nil {
 		return r, ctx.Err()
 	}
@@ -272,6 +263,28 @@ func (d *driver) end(ctx context.Context, p progress, a action) (ReplaceResult, 
 		r.LastLines = lastLines(ctx, d.eng, p.spec.NextID, failLines)
 	}
 	return r, nil
+}
+
+// times reads from the engine when the node went down and when it was up again;
+// both are zero when it never went down. An engine keeps the time a container
+// ended when it starts it again.
+func (d *driver) times(ctx context.Context, p progress, r *ReplaceResult) {
+	stopped, started := p.spec.OldID, p.spec.NextID
+	if r.Outcome == PutBack {
+		started = p.spec.OldID
+		if p.tx == txPutBack {
+			stopped = p.spec.NextID
+		}
+	}
+	if stopped == "" { // a put-back with nothing in the way
+		return
+	}
+	_, a, err1 := d.eng.inspect(ctx, stopped)
+	_, b, err2 := d.eng.inspect(ctx, started)
+	if err1 != nil || err2 != nil || stopped == started && str(sub(a, "State"), "StartedAt") == p.spec.OldStarted {
+		return
+	}
+	r.StoppedAt, r.StartedAt = timeOf(sub(a, "State"), "FinishedAt"), timeOf(sub(b, "State"), "StartedAt")
 }
 
 func lastBegin(entries []TxEntry) int {
