@@ -101,7 +101,13 @@ func gatherNode(ctx context.Context, f *fleet.Fleet, id string, image *host.Imag
 	if in.Facts.Container == nil {
 		return in
 	}
+	if err := engineDisk(ctx, agent, &in.Facts); err != nil {
+		return NodeInput{Err: err}
+	}
 	in.Present = present(in.Facts.Container)
+	if running, err := agent.Resolve(ctx, in.Facts.Container.ImageID); err == nil {
+		in.Present.SizeBytes = running.SizeBytes
+	}
 	hello, err := agent.Hello(ctx)
 	if err != nil {
 		return NodeInput{Err: err}
@@ -120,6 +126,20 @@ func gatherNode(ctx context.Context, f *fleet.Fleet, id string, image *host.Imag
 	}
 	in.Present.Build = in.Carry.OldBuild
 	return in
+}
+
+// engineDisk adds the disk that images are pulled to; where that is, only the
+// engine itself can say.
+func engineDisk(ctx context.Context, agent *host.Client, facts *host.Facts) error {
+	if facts.Engine.Root == "" {
+		return nil
+	}
+	more, err := agent.Facts(ctx, host.FactsRequest{DataPaths: []string{facts.Engine.Root}})
+	if err != nil {
+		return fmt.Errorf("facts: %w", err)
+	}
+	facts.Disks = append(facts.Disks, more.Disks...)
+	return nil
 }
 
 // present describes the image a container runs now.

@@ -134,7 +134,11 @@ func checkUpdater(p NodePlan, n *observe.NodeView, input NodeInput) observe.Chec
 
 func checkDisk(p NodePlan, input NodeInput, plan Plan) observe.Check {
 	c := observe.Check{Name: "disk", Verdict: observe.Unknown, Reason: p.ID + ": free space could not be read"}
-	need := uint64(spareBytes) + uint64(max(plan.Image.Bytes, 0))
+	image := plan.Image.Bytes
+	if image <= 0 && plan.Image.Digest != "" {
+		image = input.Present.SizeBytes // a registry does not tell; builds are of a size
+	}
+	need := uint64(spareBytes) + uint64(max(image, 0))
 	if ct := input.Facts.Container; ct != nil {
 		need += uint64(max(ct.LogBytes, 0))
 	}

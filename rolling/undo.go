@@ -179,10 +179,9 @@ func (r *Restoring) Run(ctx context.Context, plan RestorePlan) (NodeResult, erro
 	}
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepLimit)
 	defer cancel()
+	failed := plan.Container + "-failed-" + time.Now().UTC().Format("20060102T150405Z")
 	done, err := w.PutBack(bounded, host.PutBackRequest{Container: plan.Container, AsideName: plan.Aside,
-		FailedName: plan.Container + "-failed-" + time.Now().UTC().Format("20060102T150405Z"), StopTimeoutSeconds: plan.stop}, func(e host.TxEvent) {
-		r.Emit(Event{At: time.Now(), Node: plan.ID, Kind: KindTx, Name: e.Step, State: e.State, Text: e.Text})
-	})
+		FailedName: failed, StopTimeoutSeconds: plan.stop}, r.tx(plan.ID))
 	if err != nil {
 		return result, fmt.Errorf("host %s: %w", plan.ID, err)
 	}
@@ -191,7 +190,36 @@ func (r *Restoring) Run(ctx context.Context, plan RestorePlan) (NodeResult, erro
 	}
 	down := done.StartedAt.Sub(done.StoppedAt).Seconds()
 	result.DowntimeSeconds, result.Killed = &down, done.Killed
-	return r.prove(ctx, plan, result, done)
+	if result, err = r.prove(ctx, plan, result, done); err != nil {
+		return result, err
+	}
+	return result, r.clear(ctx, plan, failed)
+}
+
+// clear archives the log of the container that was replaced and removes it, as
+// a roll does after it has put a node back.
+func (r *Restoring) clear(ctx context.Context, plan RestorePlan, failed string) error {
+	if err := r.Lease.Check(ctx); err != nil {
+		return err
+	}
+	w, err := writerOf(ctx, r.Fleet, plan.ID, r.Lease.Token())
+	if err != nil {
+		return err
+	}
+	_, err = w.Finish(ctx, host.FinishRequest{Container: plan.Container, AsideName: failed, LogDir: r.Fleet.Inventory().LogArchive}, r.tx(plan.ID))
+	if errors.Is(err, host.ErrNotFound) {
+		return nil // none bore the node's name
+	}
+	if err != nil {
+		return fmt.Errorf("host %s: the node is restored, container %s could not be removed: %w", plan.ID, failed, err)
+	}
+	return nil
+}
+
+func (r *Restoring) tx(id string) func(host.TxEvent) {
+	return func(e host.TxEvent) {
+		r.Emit(Event{At: time.Now(), Node: id, Kind: KindTx, Name: e.Step, State: e.State, Text: e.Text})
+	}
 }
 
 func (r *Restoring) prove(ctx context.Context, plan RestorePlan, result NodeResult, done host.ReplaceResult) (NodeResult, error) {
