@@ -245,6 +245,9 @@ func (r *Runner) reenter(ctx context.Context, p NodePlan, result NodeResult, don
 // expect reads what the milestones are measured against.
 func (r *Runner) expect(ctx context.Context, p NodePlan, done host.ReplaceResult) (Expectation, error) {
 	tip := FleetHeight(ctx, r.Fleet, p.ID, 5*time.Second)
+	if ctx.Err() != nil {
+		return Expectation{}, ctx.Err()
+	}
 	if tip == nil && !r.Plan.RecoveryHalted {
 		return Expectation{}, errors.New("no other node's height can be read, so the window of the restart is unknown")
 	}

@@ -213,13 +213,7 @@ func (r *Runner) backOut(ctx context.Context, ids []string, cause error) error {
 	defer cancel()
 	eachOf(cleanup, ids, func(ctx context.Context, id string) {
 		p := *r.Plan.Node(id)
-		_ = r.step(ctx, id, "discard", "remove the staged successor", func(ctx context.Context, w *host.Writer) (any, error) {
-			err := w.Discard(ctx, r.nextName(p))
-			if errors.Is(err, host.ErrNotFound) {
-				err = nil
-			}
-			return nil, err
-		}) // a leftover is found by the next plan's check "leftover"
+		_ = r.discard(ctx, p, r.nextName(p)) // a leftover is found by the next plan's check "leftover"
 	})
 	r.note("backed out", cause.Error())
 	_ = r.Op.Finish(cleanup, journal.Aborted, "nothing was changed: "+cause.Error())

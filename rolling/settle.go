@@ -64,10 +64,15 @@ func (r *Runner) settleNode(ctx context.Context, p NodePlan, s host.Situation) e
 	return nil
 }
 
-// settledAs decides whether a step happened. Pull, stage and discard can be
-// done again without harm, so they count as not done.
+// settledAs decides whether a step happened. Pull, stage, discard and clear can
+// be done again without harm, so they count as not done.
 func settledAs(step string, s host.Situation, p NodePlan) (journal.StepState, any) {
 	at := stageOf(s, p)
+	switch step {
+	case "replace", "putback", "finish":
+	default:
+		return journal.StepFailed, nil
+	}
 	if at == stageUnclear {
 		return journal.StepInDoubt, nil
 	}

@@ -44,9 +44,7 @@ func (r *Runner) abortNode(ctx context.Context, p NodePlan) (NodeResult, error) 
 		return result, nil
 	case stageStaged:
 		r.recallRestored(ctx, p, &result)
-		return result, r.step(ctx, p.ID, "discard", "remove the staged successor", func(ctx context.Context, w *host.Writer) (any, error) {
-			return nil, w.Discard(ctx, situation.Next.Name)
-		})
+		return result, r.discard(ctx, p, situation.Next.Name)
 	case stageRolled:
 		result.Outcome = NodeRolled
 		r.recall(ctx, p, &result)
@@ -60,7 +58,35 @@ func (r *Runner) abortNode(ctx context.Context, p NodePlan) (NodeResult, error) 
 		}
 		return r.undo(ctx, p, result)
 	}
-	return result, &InDoubtError{Operation: r.Op.ID(), Node: p.ID, Reason: describe(situation)}
+	return r.abortUnclear(ctx, p, situation, result)
+}
+
+// abortUnclear ends the stay of an operation on a node that somebody else has
+// worked on since: what is ours there is taken back, what is theirs is left.
+func (r *Runner) abortUnclear(ctx context.Context, p NodePlan, s host.Situation, result NodeResult) (NodeResult, error) {
+	switch {
+	case s.Unsettled:
+	case s.Aside != nil && s.Aside.ID == p.ContainerID && s.Current == nil:
+		return r.undo(ctx, p, result)
+	case s.Current.Running() && s.Current.ID != p.ContainerID && s.Aside == nil:
+		result.Reason = "its container was replaced by somebody else and is left as it is"
+		if s.Next == nil {
+			return result, nil
+		}
+		return result, r.discard(ctx, p, s.Next.Name)
+	}
+	return result, &InDoubtError{Operation: r.Op.ID(), Node: p.ID, Reason: describe(s)}
+}
+
+// discard removes a staged successor.
+func (r *Runner) discard(ctx context.Context, p NodePlan, name string) error {
+	return r.step(ctx, p.ID, "discard", "remove the staged successor", func(ctx context.Context, w *host.Writer) (any, error) {
+		err := w.Discard(ctx, name)
+		if errors.Is(err, host.ErrNotFound) {
+			err = nil
+		}
+		return nil, err
+	})
 }
 
 // recallRestored says of a node that runs its old container again that it was

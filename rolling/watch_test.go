@@ -24,9 +24,9 @@ func (t *tool) when(kind, name, state string, fn func()) {
 	}
 }
 
-// TestMilestonesUnderFaults: what happens to the watching, not to the node, does
+// TestInvariant6UnknownHolds: what happens to the watching, not to the node, does
 // not fail a node; what cannot be read holds it.
-func TestMilestonesUnderFaults(t *testing.T) {
+func TestInvariant6UnknownHolds(t *testing.T) {
 	for _, c := range []struct {
 		name        string
 		kind, arg   string
