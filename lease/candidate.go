@@ -123,13 +123,13 @@ func (c *candidate) attempt(ctx context.Context, limit time.Duration) (t taken, 
 }
 
 // adopting reports whether the candidate may go on although its time for other holders is over: it has the session lock, the
-// predecessor of its own identity has not moved since, and the silence is bounded.
+// predecessor of its own identity (or one whose TTL is over) has not moved since, and the silence is bounded.
 func (c *candidate) adopting(w *watch, m move, limit time.Duration) bool {
 	silence, _ := patience(w.row, c.o.policy)
 	if !w.guarded {
 		return c.o.Wait == 0 && c.o.clock.Now() < limit+c.o.policy.Poll // a session that has just died is about to be noticed
 	}
-	return w.found && w.row.Identity == c.o.id && m.in > 0 && m.in <= silence && w.since <= w.guardAt+c.o.policy.Poll
+	return w.found && (w.row.Identity == c.o.id || w.row.Expired) && m.in > 0 && m.in <= silence && w.since <= w.guardAt+c.o.policy.Poll
 }
 
 // next is when to look again.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"sync"
 	"time"
 )
@@ -79,6 +80,15 @@ func (h *Held) State() State {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.state
+}
+
+// LockFile is the locked file of a lease on one machine, for processes that must have ended before the lease is free; nil on
+// Postgres.
+func (h *Held) LockFile() *os.File {
+	if k, ok := h.keep.(*localKeeper); ok {
+		return k.lock.File()
+	}
+	return nil
 }
 
 // Dead is closed when the lease is lost, and only then.

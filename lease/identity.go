@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -97,4 +98,9 @@ type Holder struct {
 
 func (h Holder) held(scope string) *HeldError {
 	return &HeldError{Scope: scope, Owner: h.Owner, Host: h.Host, PID: h.PID, Since: h.Since, Operation: h.Operation}
+}
+
+// Self describes this process.
+func Self(owner, host string) Holder {
+	return Holder{Owner: owner, Host: host, PID: os.Getpid(), Started: startTime(os.Getpid()), BootID: bootID(), Since: time.Now().UTC()}
 }

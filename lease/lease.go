@@ -124,15 +124,15 @@ func bootID() string {
 	return strings.TrimSpace(string(b))
 }
 
-// startTime is when a process was started, in clock ticks since boot: with it a pid names one process only. 0 is not known.
+// startTime is when a process was started, in clock ticks since boot: with it a pid names one process only. 0 is not known,
+// or a process that has ended and is only waiting to be noticed.
 func startTime(pid int) uint64 {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return 0
 	}
-	_, rest, _ := strings.Cut(string(b[max(0, strings.LastIndexByte(string(b), ')')):]), " ") // the name may hold blanks and brackets
-	f := strings.Fields(rest)
-	if len(f) < 20 {
+	f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:])) // the name may hold blanks and brackets
+	if len(f) < 20 || f[0] == "Z" || f[0] == "X" {
 		return 0
 	}
 	n, _ := strconv.ParseUint(f[19], 10, 64)

@@ -125,7 +125,11 @@ func (l *FileLock) Still() bool {
 }
 
 // File is the locked file, to be inherited by processes that the lock must outlive us for.
-func (l *FileLock) File() *os.File { return l.f }
+func (l *FileLock) File() *os.File {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.f
+}
 
 // Path is its name.
 func (l *FileLock) Path() string { return l.path }
@@ -143,6 +147,7 @@ func (l *FileLock) Close() {
 
 const (
 	lockPoll   = 50 * time.Millisecond // how soon a waiting process notices that the lock is free
+	dyingWait  = time.Second           // how long what a dead holder has started may take to go
 	watchEvery = time.Second           // how often a holder looks whether it still holds
 )
 
@@ -197,7 +202,9 @@ func waitLock(ctx context.Context, o settled, path string) (*FileLock, error) {
 		if err != nil || lock != nil {
 			return lock, err
 		}
-		if o.Wait >= 0 && o.clock.Now() >= limit {
+		// What a dead holder has started still has the lock and is about to go.
+		dying := other.PID > 0 && !other.Live() && o.clock.Now() < limit+dyingWait
+		if o.Wait >= 0 && o.clock.Now() >= limit && !dying {
 			h := other.held(o.id.Scope)
 			h.Twin, h.Operation = true, operationOf(ctx, o.DB, o.id.Scope)
 			return nil, h
