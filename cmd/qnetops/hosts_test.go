@@ -343,13 +343,13 @@ func (f *realFleet) variety() {
 func volatile(path string) bool {
 	for _, prefix := range []string{"Id", "Created", "State.", "Image", "Name", "ResolvConfPath", "HostnamePath", "HostsPath", "LogPath", "GraphDriver.", "RestartCount",
 		"HostConfig.ContainerIDFile", "NetworkSettings.SandboxID", "NetworkSettings.SandboxKey", "NetworkSettings.EndpointID", "NetworkSettings.MacAddress",
-		"ExecIDs", "Config.Image", "ProcessLabel", "Args", "AppArmorProfile"} {
+		"Config.Image", "ProcessLabel", "Args", "AppArmorProfile"} {
 		if path == strings.TrimSuffix(prefix, ".") || strings.HasPrefix(path, prefix) && strings.HasSuffix(prefix, ".") {
 			return true
 		}
 	}
-	if strings.HasPrefix(path, "Args[") {
-		return true // follows Cmd, which the image gives here
+	if strings.HasPrefix(path, "Args[") || strings.HasPrefix(path, "ExecIDs") {
+		return true // Args follow Cmd, which the image gives here; ExecIDs is a health check that runs right now
 	}
 	return strings.HasPrefix(path, "NetworkSettings.") && (strings.HasSuffix(path, ".EndpointID") || strings.HasSuffix(path, ".MacAddress") || strings.HasSuffix(path, ".NetworkID"))
 }

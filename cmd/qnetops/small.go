@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"runtime"
@@ -34,10 +35,13 @@ func hostAgentCommand(s streams) *cli.Command {
 		},
 		Action: func(c *cli.Context) error {
 			config := host.OSConfig(version, c.String("socket"))
+			// For the agent the end of its context is a kill: a signal to the
+			// process must not leave a transaction to the guardian alone.
+			ctx := context.WithoutCancel(c.Context)
 			if c.Bool("guardian") {
-				return host.Guard(c.Context, config, guardianLink())
+				return host.Guard(ctx, config, guardianLink())
 			}
-			return host.Serve(c.Context, config, s.in, s.out)
+			return host.Serve(ctx, config, s.in, s.out)
 		},
 	}
 }
