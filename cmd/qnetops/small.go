@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"os"
 	"runtime"
 	"strings"
 
@@ -39,23 +38,11 @@ func hostAgentCommand(s streams) *cli.Command {
 			// process must not leave a transaction to the guardian alone.
 			ctx := context.WithoutCancel(c.Context)
 			if c.Bool("guardian") {
-				return host.Guard(ctx, config, guardianLink())
+				return host.Guard(ctx, config, host.StdLink())
 			}
 			return host.Serve(ctx, config, s.in, s.out)
 		},
 	}
-}
-
-// pipe joins the guardian's standard streams to the link with its agent.
-type pipe struct{ in, out *os.File }
-
-func guardianLink() pipe { return pipe{os.Stdin, os.Stdout} }
-
-func (p pipe) Read(b []byte) (int, error)  { return p.in.Read(b) }
-func (p pipe) Write(b []byte) (int, error) { return p.out.Write(b) }
-func (p pipe) Close() error {
-	p.in.Close()
-	return p.out.Close()
 }
 
 func completionCommand(s streams) *cli.Command {
