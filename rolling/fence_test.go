@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/qnetops/qnetops/host"
@@ -15,14 +16,9 @@ import (
 
 // during runs fn once, when the roll of a tool has begun to replace its first
 // node; the roll waits meanwhile.
-func during(t *tool, fn func()) (ran *bool) {
-	ran = new(bool)
-	t.emit = func(e rolling.Event) {
-		if !*ran && e.Kind == rolling.KindStep && e.Name == "replace" && e.State == "begun" {
-			*ran = true
-			fn()
-		}
-	}
+func during(t *tool, fn func()) (ran *atomic.Bool) {
+	ran = new(atomic.Bool)
+	t.when(rolling.KindStep, "replace", "begun", func() { ran.Store(true); fn() })
 	return ran
 }
 
@@ -63,8 +59,8 @@ func TestTwoRollsAtOnce(t *testing.T) {
 			}
 			other.exit()
 		})
-		if _, err := first.roll(first.spec("qnet:v2", "002")); err != nil || !*ran {
-			t.Fatalf("the first roll (%v): %v", *ran, err)
+		if _, err := first.roll(first.spec("qnet:v2", "002")); err != nil || !ran.Load() {
+			t.Fatalf("the first roll (%v): %v", ran.Load(), err)
 		}
 		first.exit()
 		w.runs("002", "v2")

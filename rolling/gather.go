@@ -297,21 +297,7 @@ func fenceEach(ctx context.Context, f *fleet.Fleet, token lease.Token, do func(c
 		errs []error
 	)
 	eachOf(ctx, f.Inventory().IDs(), func(ctx context.Context, id string) {
-		err := func() error {
-			conn, err := connOf(ctx, f, id)
-			if err != nil {
-				return err // a host that is down is not waited for here
-			}
-			w, err := conn.Writer(ctx, token)
-			var ended *fleet.AgentError
-			if errors.As(err, &ended) {
-				w, err = writerOf(ctx, f, id, token)
-			}
-			if err != nil {
-				return err
-			}
-			return do(ctx, w)
-		}()
+		err := fenceOne(ctx, f, token, id, do)
 		if err == nil || !counts(id, err) {
 			return
 		}
@@ -320,6 +306,27 @@ func fenceEach(ctx context.Context, f *fleet.Fleet, token lease.Token, do func(c
 		errs = append(errs, fmt.Errorf("host %s: %w", id, err))
 	})
 	return errors.Join(errs...)
+}
+
+// fenceOne does it on one host, and once more over a new connection where the
+// answer was lost: taking and releasing a fence twice is the same as once.
+func fenceOne(ctx context.Context, f *fleet.Fleet, token lease.Token, id string, do func(context.Context, *host.Writer) error) error {
+	conn, err := connOf(ctx, f, id)
+	if err != nil {
+		return err // a host that is down is not waited for here
+	}
+	w, err := conn.Writer(ctx, token)
+	if err == nil {
+		err = do(ctx, w)
+	}
+	var ended *fleet.AgentError
+	if !isGone(err) && !errors.As(err, &ended) {
+		return err
+	}
+	if w, err = writerOf(ctx, f, id, token); err != nil {
+		return err
+	}
+	return do(ctx, w)
 }
 
 func isFenced(err error) bool {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -169,7 +170,7 @@ func (k kill) String() string {
 // a resume and an abort.
 var phases = []string{"agent pull", "agent stage", "agent replace", "milestone M2", "agent finish"}
 
-// matrix chooses: with QNETOPS_LONG all of it; else every boundary of the replace
+// matrix chooses: with the tag long, or QNETOPS_LONG set, all of it; else every boundary of the replace
 // once, with the victims in turn, and a sample of the rest.
 func matrix(points []point) []kill {
 	rnd := rand.New(rand.NewPCG(20260101, 2))
@@ -181,7 +182,7 @@ func matrix(points []point) []kill {
 			case v == killTool && slices.Contains(phases, p.what) && p.nth == 1:
 				k.abort = false
 				out = append(out, k, kill{p, v, true})
-			case os.Getenv("QNETOPS_LONG") != "":
+			case long || os.Getenv("QNETOPS_LONG") != "":
 				out = append(out, k)
 			case p.ofReplace() && !strings.HasPrefix(p.what, "engine") && (i+j)%len(victims()) == 0:
 				out = append(out, k)
@@ -217,22 +218,25 @@ func TestInvariant4KillAnything(t *testing.T) {
 // killed runs one field of the matrix.
 func (w *world) killed(k kill) {
 	tool := w.tool()
-	fired := false
+	var fired atomic.Bool
 	var once sync.Once
 	tl := w.follow(tool, func(p point) {
 		if p == k.at {
-			once.Do(func() { fired = true; w.strike(tool, k.victim) })
+			once.Do(func() { fired.Store(true); w.strike(tool, k.victim) })
 		}
 	})
 	_, err := tool.roll(tool.spec("qnet:v2", victimHost))
 	tl.stop()
 	tool.exit()
 	w.Logf("the roll: %v", err)
-	if !fired {
+	if !fired.Load() {
 		w.Errorf("the roll never came to %s", k.at)
 	}
 	w.settles(k)
-	w.carryOn(k)
+	if last := w.carryOn(k); last != nil {
+		err = last
+	}
+	w.releases(err)
 	w.healthy("")
 	w.clean()
 }
@@ -274,7 +278,7 @@ func (w *world) settles(k kill) {
 
 // carryOn resumes or aborts until the operation has ended. A resume may stop
 // once more: what was killed may have cost the successor its soak.
-func (w *world) carryOn(k kill) {
+func (w *world) carryOn(k kill) (last error) {
 	w.Helper()
 	for try := range 4 {
 		tool := w.tool()
@@ -289,6 +293,7 @@ func (w *world) carryOn(k kill) {
 		} else {
 			_, err = tool.resume(open)
 		}
+		last = err
 		tool.exit()
 		w.Logf("try %d: %v", try+1, err)
 		var doubt *rolling.InDoubtError
@@ -325,6 +330,32 @@ func (w *world) carryOn(k kill) {
 		if id != victimHost {
 			w.runs(id, "v1")
 		}
+	}
+	return last
+}
+
+// releases: what died while the fence was given back leaves it held; that was
+// said, and the next operation of the same store is not hindered by it.
+func (w *world) releases(said error) {
+	w.Helper()
+	held := w.heldFences()
+	if len(held) == 0 {
+		return
+	}
+	if said == nil {
+		w.Errorf("the fences of %v are held and nobody was told", held)
+	}
+	tool := w.tool()
+	defer tool.exit()
+	ctx, err := tool.acquire(w.Context())
+	if err == nil {
+		err = tool.fence(ctx, "next", held)
+	}
+	if err == nil {
+		err = rolling.ReleaseFences(ctx, tool.fleet, tool.lease.Token())
+	}
+	if err != nil {
+		w.Errorf("the next operation: %v", err)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/qnetops/qnetops/host"
@@ -129,6 +130,35 @@ func TestInvariant11ArchiveFirst(t *testing.T) {
 		}
 		w.resumed("v2", "001", "002")
 		w.archived("001", 1)
+	})
+}
+
+// TestKilledAgainAndAgain: a resume may die as well, each time further on.
+func TestKilledAgainAndAgain(t *testing.T) {
+	inLab(t, lab.Config{Nodes: 4, Block: fast}, func(t *testing.T, w *world) {
+		for i, at := range []point{{"tx start_next intent", 1}, {"milestone M2", 1}, {"step finish begun", 1}, {"tx remove_aside intent", 1}} {
+			tool := w.tool()
+			var fired atomic.Bool
+			tl := w.follow(tool, func(p point) {
+				if p == at {
+					fired.Store(true)
+					tool.kill()
+				}
+			})
+			var err error
+			if i == 0 {
+				_, err = tool.roll(tool.spec("qnet:v2", victimHost))
+			} else {
+				_, err = tool.resume(unfinished(tool))
+			}
+			tl.stop()
+			tool.exit()
+			if !fired.Load() || err == nil {
+				t.Fatalf("%s: fired %v, %v", at, fired.Load(), err)
+			}
+			w.blocks(500)
+		}
+		w.resumed("v2", victimHost)
 	})
 }
 

@@ -215,11 +215,21 @@ func (w *world) healthy(tag string) {
 			w.Errorf("%s is not of build %s", n.ID, lab.BuildID(tag))
 		}
 	}
+	if held := w.heldFences(); len(held) > 0 {
+		w.Errorf("fences still held: %v", held)
+	}
+}
+
+// heldFences lists the hosts whose fence is not released.
+func (w *world) heldFences() []string {
+	w.Helper()
+	var out []string
 	for _, id := range w.ids() {
 		if rec := w.fenceOf(id); rec != nil && !rec.Released {
-			w.Errorf("%s: the fence is still held: %+v", id, rec)
+			out = append(out, id)
 		}
 	}
+	return out
 }
 
 // fenceOf reads a host's record from its disk; nil where there is none.

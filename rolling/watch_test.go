@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,11 +16,10 @@ import (
 
 // when runs fn once, at the first event of that kind, name and state.
 func (t *tool) when(kind, name, state string, fn func()) {
-	ran := false
+	var once sync.Once
 	t.emit = func(e rolling.Event) {
-		if !ran && e.Kind == kind && e.Name == name && e.State == state {
-			ran = true
-			fn()
+		if e.Kind == kind && e.Name == name && e.State == state {
+			once.Do(fn)
 		}
 	}
 }
