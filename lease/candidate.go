@@ -23,20 +23,29 @@ type taken struct {
 	how        How
 }
 
-// run tries until it has the lease, may wait no longer, or is refused. A database that goes away meanwhile is tried again
-// while there is time: the lease is then watched from the beginning.
-func (c *candidate) run(ctx context.Context) (taken, error) {
+// run tries until it has the lease, may wait no longer, or is refused.
+func (c *candidate) run(ctx context.Context) (t taken, err error) {
 	c.o.emit(Event{At: c.o.clock.Now(), State: Guarding})
 	limit := c.o.clock.Now() + c.o.Wait
+	err = c.persist(ctx, limit, func() (err error) {
+		t, err = c.attempt(ctx, limit)
+		return err
+	})
+	return t, err
+}
+
+// persist does something with the database again and again while there is time: it may be restarting. The lease is then
+// watched from the beginning.
+func (c *candidate) persist(ctx context.Context, limit time.Duration, fn func() error) error {
 	for {
-		t, err := c.attempt(ctx, limit)
+		err := fn()
 		var refused *RefusedError
 		var held *HeldError
 		if err == nil || errors.As(err, &refused) || errors.As(err, &held) || ctx.Err() != nil || c.over(limit) {
-			return t, err
+			return err
 		}
 		if err := c.pause(ctx, c.o.policy.Poll); err != nil {
-			return taken{}, err
+			return err
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"math"
 	"os"
@@ -23,7 +24,11 @@ import (
 	"github.com/qnetops/qnetops/lease"
 )
 
-func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
+func TestMain(m *testing.M) {
+	// The tests of this package mostly wait; how many wait at once need not follow from the number of processors.
+	_ = flag.Set("test.parallel", "8")
+	os.Exit(pgtest.Main(m))
+}
 
 func open(t *testing.T, dsn string) *sqldb.DB {
 	t.Helper()

@@ -32,21 +32,25 @@ func settings(ctx context.Context, db *sqldb.DB) (*pgx.ConnConfig, error) {
 
 // holdPostgres takes a lease on Postgres: session lock first, then the row, then the first proof.
 func holdPostgres(ctx context.Context, o settled) (*Held, error) {
-	cfg, err := settings(ctx, o.DB)
-	if err != nil {
-		return nil, o.named(err)
-	}
 	who := claimant{id: o.id, sess: newSession(o.Token == ""), holder: o.holder, policy: o.policy}
 	if o.Token != "" {
 		who.sess.token = o.Token
 	}
-	if err := writable(ctx, cfg, who); err != nil {
-		return nil, o.named(err)
-	}
-	storeID, err := o.DB.StoreID(ctx)
-	if err == nil {
-		err = prepare(ctx, o.DB)
-	}
+	c := &candidate{o: o}
+	var cfg *pgx.ConnConfig
+	var storeID string
+	err := c.persist(ctx, o.clock.Now()+o.Wait, func() (err error) {
+		if cfg, err = settings(ctx, o.DB); err != nil {
+			return err
+		}
+		if err = writable(ctx, cfg, who); err != nil {
+			return err
+		}
+		if storeID, err = o.DB.StoreID(ctx); err != nil {
+			return err
+		}
+		return prepare(ctx, o.DB)
+	})
 	if err != nil {
 		return nil, o.named(err)
 	}
@@ -75,7 +79,7 @@ func holdPostgres(ctx context.Context, o settled) (*Held, error) {
 		s.sess, s.holder.Mode = who.sess, TTLOnly
 		return s, nil
 	}
-	c := &candidate{o: o, dial: dialGuard}
+	c.dial = dialGuard
 	t, err := c.run(ctx)
 	if err != nil {
 		return nil, o.named(err)

@@ -24,8 +24,18 @@ import (
 
 const startWait = 60 * time.Second
 
+// Config changes how a server is run. The zero value is a server that is reached by its unix socket alone.
+type Config struct {
+	TCP       string   // also listen at this address, on a free port
+	Namespace string   // network namespace to run in, as `ip netns add` names it; needs root
+	FakeClock bool     // the server's wall clock can be stepped with StepClock; needs libfaketime
+	Settings  []string // further "name=value"
+}
+
 // Server is a running Postgres.
 type Server struct {
+	Config
+	Port     int // with TCP
 	bin, dir string
 	cred     *syscall.Credential // nil: the server runs as we do
 
@@ -39,7 +49,19 @@ type Server struct {
 // Start runs a new cluster for the length of the test. It skips the test (fails it with CI=true) where no Postgres is installed.
 func Start(t testing.TB) *Server {
 	t.Helper()
-	s := &Server{bin: need.Postgres(t)}
+	return StartWith(t, Config{})
+}
+
+// StartWith is Start with a server of another kind.
+func StartWith(t testing.TB, config Config) *Server {
+	t.Helper()
+	s := &Server{Config: config, bin: need.Postgres(t)}
+	if config.FakeClock && fakeClock() == "" {
+		need.Missing(t, "libfaketime", "scripts/test.sh installs it where it may")
+	}
+	if config.TCP != "" {
+		s.Port = freePort(t)
+	}
 	t.Cleanup(s.remove)
 	s.make(t)
 	return s
@@ -85,6 +107,9 @@ func (s *Server) make(t testing.TB) {
 	if out, err := initdb.CombinedOutput(); err != nil {
 		t.Fatalf("making a Postgres cluster: %v\n%s", err, out)
 	}
+	if s.Namespace != "" { // its link ends on this machine and nowhere else
+		s.append(t, "pg_hba.conf", "host all all 198.18.0.0/15 trust\n")
+	}
 	s.Run(t)
 }
 
@@ -128,8 +153,8 @@ func (s *Server) Run(t testing.TB) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.log.Reset()
-	s.cmd = s.command("postgres", "-D", filepath.Join(s.dir, "data"), "-k", s.dir, "-c", "listen_addresses=", "-c", "fsync=off",
-		"-c", "shared_buffers=16MB", "-c", "max_connections=100", "-c", "log_min_messages=warning")
+	s.cmd = s.command("postgres", s.arguments()...)
+	s.cmd.Env = append(s.cmd.Env, s.fakeEnv(t)...)
 	s.cmd.Stdout, s.cmd.Stderr = &s.log, &s.log
 	// The server must not outlive a test binary that is killed. The kernel sends this signal when the starting thread ends,
 	// so a goroutine keeps that thread for as long as the server runs.
@@ -139,7 +164,10 @@ func (s *Server) Run(t testing.TB) {
 	go func() {
 		runtime.LockOSThread()
 		defer close(done)
-		err := cmd.Start()
+		err := s.enter()
+		if err == nil {
+			err = cmd.Start()
+		}
 		started <- err
 		if err == nil {
 			_ = cmd.Wait()
@@ -201,6 +229,9 @@ func (s *Server) DSN(t testing.TB) string {
 
 func (s *Server) dsn(database string) string {
 	q := url.Values{"host": {s.dir}, "sslmode": {"disable"}}
+	if s.Port != 0 {
+		q.Set("port", strconv.Itoa(s.Port))
+	}
 	return "postgres://postgres@/" + database + "?" + q.Encode()
 }
 
