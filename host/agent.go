@@ -41,6 +41,7 @@ type agent struct {
 
 	mu       sync.Mutex
 	cancels  map[uint64]context.CancelFunc
+	flows    map[uint64]*flow
 	guardian Process
 }
 
@@ -54,7 +55,7 @@ func Serve(ctx context.Context, cfg Config, in io.Reader, out io.Writer) error {
 	}
 	conn, drop := context.WithCancel(ctx)
 	defer drop()
-	a := &agent{cfg: cfg, ops: newOps(cfg), out: newOutbox(out), life: ctx, conn: conn, cancels: map[uint64]context.CancelFunc{}}
+	a := &agent{cfg: cfg, ops: newOps(cfg), out: newOutbox(out), life: ctx, conn: conn, cancels: map[uint64]context.CancelFunc{}, flows: map[uint64]*flow{}}
 	requests := make(chan request)
 	readErr := make(chan error, 1)
 	go func() { readErr <- a.readRequests(in, requests) }()
@@ -131,15 +132,8 @@ func (a *agent) loop(requests <-chan request, readErr <-chan error, in io.Reader
 // accept starts a request. It lives on the connection and on the caller's
 // patience, but for a transaction that has begun: that lives on the process.
 func (a *agent) accept(req request) {
-	if req.Method == methodCancel {
-		var p cancelParams
-		if json.Unmarshal(req.Params, &p) == nil {
-			a.mu.Lock()
-			if cancel := a.cancels[p.ID]; cancel != nil {
-				cancel()
-			}
-			a.mu.Unlock()
-		}
+	if req.Method == methodCancel || req.Method == methodMore {
+		a.steer(req)
 		return
 	}
 	ctx, cancel := context.WithCancel(a.conn)
@@ -153,6 +147,7 @@ func (a *agent) accept(req request) {
 		v, err := a.serve(ctx, req)
 		a.mu.Lock()
 		delete(a.cancels, req.ID)
+		delete(a.flows, req.ID)
 		a.mu.Unlock()
 		if a.life.Err() != nil {
 			return // a dead process says nothing
@@ -162,6 +157,22 @@ func (a *agent) accept(req request) {
 		}
 		a.out.answer(req.ID, v, err)
 	}()
+}
+
+// steer is what a client says of a request under way.
+func (a *agent) steer(req request) {
+	var p moreParams // a cancel has the id alone
+	if json.Unmarshal(req.Params, &p) != nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if f := a.flows[p.ID]; f != nil && req.Method == methodMore {
+		f.more(p.N)
+	}
+	if cancel := a.cancels[p.ID]; cancel != nil && req.Method == methodCancel {
+		cancel()
+	}
 }
 
 func params[T any](req request) (T, error) {
@@ -200,6 +211,9 @@ func (a *agent) serve(ctx context.Context, req request) (any, error) {
 	case methodLastLines:
 		return with(req, func(p linesParams) ([]string, error) { return readLines(ctx, a.ops.eng, p.Container, p.N) })
 	}
+	if v, known, err := a.serveStream(ctx, req); known {
+		return v, err
+	}
 	if err := validClaim(req.Claim); err != nil {
 		if !writes[req.Method] {
 			return nil, errorf(CodeUnknown, "the agent on the host is of another version", "unknown request %q", req.Method)
@@ -207,6 +221,21 @@ func (a *agent) serve(ctx context.Context, req request) (any, error) {
 		return nil, err
 	}
 	return a.change(ctx, req, *req.Claim)
+}
+
+// serveStream serves the reads whose answer comes in items.
+func (a *agent) serveStream(ctx context.Context, req request) (v any, known bool, err error) {
+	switch req.Method {
+	case methodNodeHTTP:
+		v, err = with(req, func(p NodeRequest) (any, error) { return nil, a.ops.nodeHTTP(ctx, p, a.flow(req.ID)) })
+	case methodLogs:
+		v, err = with(req, func(p LogsRequest) (any, error) { return nil, a.ops.logs(ctx, p, a.flow(req.ID)) })
+	case methodEvents:
+		v, err = with(req, func(p EventsRequest) (any, error) { return nil, a.ops.events(ctx, p, a.flow(req.ID)) })
+	default:
+		return nil, false, nil
+	}
+	return v, true, err
 }
 
 var writes = map[string]bool{methodTakeFence: true, methodReleaseFence: true, methodPull: true, methodStage: true,

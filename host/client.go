@@ -98,19 +98,29 @@ func (c *Client) do(ctx context.Context, method string, claim *Claim, params, re
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	id, k := c.expect(event)
+	return c.exchange(ctx, id, k, request{Method: method, Claim: claim}, params, result)
+}
+
+// expect enters a call under a new id.
+func (c *Client) expect(event func(json.RawMessage)) (uint64, *call) {
+	k := &call{event: event, answer: make(chan response, 1)}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.next++
+	c.calls[c.next] = k
+	return c.next, k
+}
+
+func (c *Client) exchange(ctx context.Context, id uint64, k *call, req request, params, result any) error {
+	defer c.forget(id)
+	method := req.Method
 	raw, err := json.Marshal(params)
 	if err != nil {
 		return fmt.Errorf("encoding %s: %w", method, err)
 	}
-	k := &call{event: event, answer: make(chan response, 1)}
-	c.mu.Lock()
-	c.next++
-	id := c.next
-	c.calls[id] = k
-	c.mu.Unlock()
-	defer c.forget(id)
-
-	if err := c.out.write(request{ID: id, Method: method, Claim: claim, Params: raw}); err != nil {
+	req.ID, req.Params = id, raw
+	if err := c.out.write(req); err != nil {
 		c.end(err)
 		return c.connErr()
 	}

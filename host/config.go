@@ -14,6 +14,7 @@ type Config struct {
 	Root          string // path prefix of everything the agent touches on disk; "" on a real host
 	StateDir      string // fence, locks and transaction logs, before Root is put in front
 	DialEngine    func(ctx context.Context) (net.Conn, error)
+	DialNode      func(ctx context.Context, port int) (net.Conn, error) // a port on the host's loopback; nil: the real one
 	Version       string
 	StartGuardian func(ctx context.Context) (Process, error) // ctx bounds the start; the guardian outlives it
 	DockerConfig  string                                     // the folder that holds config.json with the registry logins, before Root

@@ -367,22 +367,30 @@ func (e *engine) info(ctx context.Context) (engineInfo, error) {
 
 // logs opens a container's log, both streams in one, with the engine's timestamps.
 func (e *engine) logs(ctx context.Context, id string, tty bool, tail string) (io.ReadCloser, error) {
+	q := url.Values{"timestamps": {"1"}}
+	if tail != "" {
+		q.Set("tail", tail)
+	}
+	body, err := e.rawLogs(ctx, id, q)
+	if err != nil || tty {
+		return body, err
+	}
+	return &demux{src: body}, nil
+}
+
+// rawLogs opens a container's log, both outputs, with the query's wishes.
+func (e *engine) rawLogs(ctx context.Context, id string, q url.Values) (io.ReadCloser, error) {
 	prefix, err := e.negotiate(ctx)
 	if err != nil {
 		return nil, err
 	}
-	q := url.Values{"stdout": {"1"}, "stderr": {"1"}, "timestamps": {"1"}}
-	if tail != "" {
-		q.Set("tail", tail)
-	}
+	q.Set("stdout", "1")
+	q.Set("stderr", "1")
 	resp, err := e.open(ctx, http.MethodGet, prefix+"/containers/"+id+"/logs", q, nil, nil)
 	if err != nil {
 		return nil, err
 	}
-	if tty {
-		return resp.Body, nil
-	}
-	return &demux{src: resp.Body}, nil
+	return resp.Body, nil
 }
 
 // demux strips the engine's frame headers (stream, three zero bytes, length)

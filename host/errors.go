@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 )
 
 // Codes of an Error, as they cross the wire.
@@ -24,6 +25,9 @@ const (
 	CodeNotCarried   = "not_carried" // a setting that cannot be taken over
 	CodeGuardian     = "guardian"
 	CodeCancelled    = "cancelled"
+	CodeNodeAway     = "node_away" // nothing answers on the node's port
+	CodeCut          = "cut"       // an answer broke off
+	CodeTooLarge     = "too_large"
 	CodeInternal     = "internal"
 )
 
@@ -40,6 +44,7 @@ var (
 var sentinels = map[string]error{
 	CodeNotFound: ErrNotFound, CodeAuth: ErrAuth, CodeNoSpace: ErrNoSpace,
 	CodeChanged: ErrChanged, CodeDataDir: ErrDataDir, CodeEngineAway: ErrEngineAway,
+	CodeCut: io.ErrUnexpectedEOF,
 }
 
 // Error is a refusal or a failure on the host. Its text never holds a value of

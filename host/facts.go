@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -17,11 +18,14 @@ import (
 
 // hostOps is the work of an agent on one host; it holds no state but the engine.
 type hostOps struct {
-	cfg Config
-	eng *engine
+	cfg  Config
+	eng  *engine
+	node *http.Transport
 }
 
-func newOps(cfg Config) *hostOps { return &hostOps{cfg: cfg, eng: newEngine(cfg.DialEngine)} }
+func newOps(cfg Config) *hostOps {
+	return &hostOps{cfg: cfg, eng: newEngine(cfg.DialEngine), node: newNodeTransport(cfg)}
+}
 
 // facts reads the host. What cannot be read is an error or says so in its row.
 func (h *hostOps) facts(ctx context.Context, req FactsRequest) (Facts, error) {

@@ -7,7 +7,7 @@ import (
 )
 
 // maxQueue bounds what waits for a slow connection; events beyond it are
-// dropped, answers are not.
+// dropped, answers and the items of streams are not.
 const maxQueue = 4096
 
 // outbox writes answers in its own goroutine: a connection that has stalled must
@@ -52,17 +52,34 @@ func (o *outbox) run() {
 func (o *outbox) put(r response) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.shut || r.Event != nil && len(o.q) >= maxQueue {
+	if o.shut {
 		return
 	}
 	o.q = append(o.q, r)
 	o.cond.Signal()
 }
 
+// full says whether events have to be dropped.
+func (o *outbox) full() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.q) >= maxQueue
+}
+
 func (o *outbox) event(id uint64, v any) {
-	if b, err := json.Marshal(v); err == nil {
+	if b, err := json.Marshal(v); err == nil && !o.full() {
 		o.put(response{ID: id, Event: b})
 	}
+}
+
+// item is an event that is never dropped: the window of its stream bounds them.
+func (o *outbox) item(id uint64, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	o.put(response{ID: id, Event: b})
+	return nil
 }
 
 func (o *outbox) answer(id uint64, v any, err error) {

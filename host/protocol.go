@@ -11,7 +11,8 @@ import (
 
 // The protocol: one JSON object a line in both directions. A request has an id
 // chosen by the client; it is answered by any number of events and then by one
-// result or one error with the same id. Requests may overlap; writes are taken
+// result or one error with the same id. Cancel and more concern an earlier
+// request and have no answer. Requests may overlap; writes are taken
 // one after the other. An answer with id 0 concerns the connection as a whole.
 
 // maxLine bounds one protocol line; a log tail is the largest thing that crosses.
@@ -27,6 +28,9 @@ const (
 	methodSituation    = "situation"
 	methodTxLog        = "tx_log"
 	methodLastLines    = "last_lines"
+	methodNodeHTTP     = "node_http"
+	methodLogs         = "logs"
+	methodEvents       = "events"
 	methodTakeFence    = "take_fence"
 	methodReleaseFence = "release_fence"
 	methodPull         = "pull"
@@ -36,6 +40,7 @@ const (
 	methodPutBack      = "put_back"
 	methodFinish       = "finish"
 	methodCancel       = "cancel"
+	methodMore         = "more"
 )
 
 type request struct {
