@@ -19,10 +19,10 @@ type Item struct {
 }
 
 // Group is the tokens inside the bracket at index i of tokens, whose Close counts within tokens.
-func Group(tokens []Token, i int) []Token { return sub(tokens, i+1, tokens[i].Close) }
+func Group(tokens []Token, i int) []Token { return Cut(tokens, i+1, tokens[i].Close) }
 
-// sub cuts tokens[from:to] out and makes the bracket indices relative to it.
-func sub(tokens []Token, from, to int) []Token {
+// Cut is tokens[from:to] with the bracket indices made relative to it.
+func Cut(tokens []Token, from, to int) []Token {
 	out := make([]Token, to-from)
 	for i, t := range tokens[from:to] {
 		if t.Close > 0 {
@@ -53,7 +53,7 @@ func Items(tokens []Token) []Item {
 		from := i
 		i = visibility(tokens, i)
 		end := itemEnd(tokens, i)
-		item := shape(sub(tokens, i, end))
+		item := shape(Cut(tokens, i, end))
 		item.Cfg = cfg
 		if item.Head.Text == "" {
 			item.Head = tokens[from]
@@ -171,13 +171,13 @@ func value(t []Token) Item {
 	from := i + 1
 	for i = from; i < len(t) && !t[i].Is("=") && !t[i].Is(";"); i = skip(t, i) {
 	}
-	item.Type = sub(t, from, min(i, len(t)))
+	item.Type = Cut(t, from, min(i, len(t)))
 	if i < len(t) && t[i].Is("=") {
 		end := len(t)
 		if t[end-1].Is(";") {
 			end--
 		}
-		item.Value = sub(t, i+1, end)
+		item.Value = Cut(t, i+1, end)
 	}
 	return item
 }
@@ -193,7 +193,7 @@ func function(t []Token, fn int) Item {
 			from := i + 2
 			for i = from; i < len(t) && !t[i].Is("{") && !t[i].Is("where"); i = skip(t, i) {
 			}
-			item.Type = sub(t, from, min(i, len(t)))
+			item.Type = Cut(t, from, min(i, len(t)))
 			i--
 		}
 	}
@@ -206,12 +206,12 @@ func Split(tokens []Token) [][]Token {
 	from := 0
 	for i := 0; i < len(tokens); i = skip(tokens, i) {
 		if tokens[i].Is(",") {
-			out = append(out, sub(tokens, from, i))
+			out = append(out, Cut(tokens, from, i))
 			from = i + 1
 		}
 	}
 	if from < len(tokens) {
-		out = append(out, sub(tokens, from, len(tokens)))
+		out = append(out, Cut(tokens, from, len(tokens)))
 	}
 	return out
 }
@@ -232,7 +232,7 @@ func Code(tokens []Token) string {
 // Attributed reports whether tokens begin with an attribute, and returns what follows it.
 func Attributed(tokens []Token) (rest []Token, attributed bool) {
 	i, _ := attributes(tokens, 0)
-	return sub(tokens, i, len(tokens)), i > 0
+	return Cut(tokens, i, len(tokens)), i > 0
 }
 
 // Uint is the value of an integer literal: underscores, 0x, 0o, 0b, and a suffix if it is one of those given.
