@@ -137,6 +137,16 @@ func (p *proc) config(socket string) host.Config {
 			p.own(c)
 			return c, nil
 		},
+		DialNode: func(ctx context.Context, port int) (net.Conn, error) {
+			c, err := p.host.dialTCP(ctx, "root", port)
+			if err != nil {
+				return nil, err
+			}
+			if conn, ok := c.(*memnet.Conn); ok {
+				p.own(conn)
+			}
+			return c, nil
+		},
 		StartGuardian: func(context.Context) (host.Process, error) { return p.host.startGuardian(p, socket) },
 	}
 }

@@ -64,7 +64,7 @@ func Kinds() []string {
 		kinds = append(kinds, string(k))
 	}
 	slices.Sort(kinds)
-	return kinds
+	return slices.Compact(kinds) // a host's fault goes before its node's of the same name
 }
 
 // Inject sets a fault on a host or its node. An unknown kind or host is an

@@ -47,6 +47,21 @@ func TestEveryWantedFaultExistsAndClears(t *testing.T) {
 	})
 }
 
+func TestKindsAreListedOnce(t *testing.T) {
+	seen := map[string]bool{}
+	for _, kind := range Kinds() {
+		if seen[kind] {
+			t.Errorf("%s is listed twice", kind)
+		}
+		seen[kind] = true
+	}
+	for _, kind := range wanted {
+		if !seen[kind] {
+			t.Errorf("%s is not listed", kind)
+		}
+	}
+}
+
 func TestDrawnFaultsRepeatAndClear(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := up(t, Config{Nodes: 3, Seed: 16})

@@ -45,6 +45,9 @@ func (l *Lab) WriteFiles(dir string) (string, error) {
 		address, port := h.where()
 		fmt.Fprintf(&toml, "\n[[host]]\nid = %q\naddress = %q\nport = %d\nuser = %q\nrole = %q\ncontainer = %q\napi_port = %d\n",
 			h.spec.ID, address, port, h.spec.User, h.spec.Role, h.spec.Container, h.spec.APIPort)
+		if h.spec.Jump != "" {
+			fmt.Fprintf(&toml, "jump = %q\n", h.spec.Jump)
+		}
 		fmt.Fprintln(&known, knownhosts.Line([]string{knownhosts.Normalize(h.addr())}, h.key.PublicKey()))
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {

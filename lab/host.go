@@ -67,7 +67,7 @@ func (l *Lab) newHost(i int, spec HostSpec) (*Host, error) {
 		APIVersion: spec.APIVersion, FreeBytes: func() uint64 { return h.disk().FreeBytes }, Identity: identity,
 		OnRequest: h.beforeRequest, OnResponse: h.afterRequest, Seed: uint64(l.cfg.Seed)})
 	h.sshd = sshd.New(sshd.Config{HostKey: h.key, Users: map[string][]ssh.PublicKey{spec.User: {l.client.PublicKey()}},
-		Exec: h.exec, DialTCP: h.dialTCP, DialUnix: h.dialUnix, ForbidForwarding: spec.ForbidForwarding,
+		Exec: h.exec, DialTCP: h.dialLoopback, DialHop: h.dialHop, DialUnix: h.dialUnix, ForbidForwarding: spec.ForbidForwarding,
 		MaxStartups: sshd.DefaultStartups, Seed: uint64(l.cfg.Seed)})
 	return h, nil
 }
@@ -203,6 +203,38 @@ func (h *Host) source() *Host {
 		return h.lab.hosts[(h.index-1)%n]
 	}
 	return h
+}
+
+// dialSSH connects to the host's SSH server.
+func (h *Host) dialSSH(from string) (net.Conn, error) {
+	addr := h.addr()
+	if h.off() || h.sshd.Refusing() {
+		return nil, &net.OpError{Op: "dial", Net: "tcp", Addr: memnet.Addr{Name: addr}, Err: syscall.ECONNREFUSED}
+	}
+	c, s := memnet.Pipe(from, addr)
+	h.lab.spawn(func() { h.sshd.ServeConn(s) })
+	return c, nil
+}
+
+// dialHop connects to the SSH server of a host that this one is the jump host
+// of; to everything else sshd's PermitOpen says no.
+func (h *Host) dialHop(_ context.Context, _, address string) (net.Conn, error) {
+	for _, other := range h.lab.hosts {
+		if other.spec.Jump == h.spec.ID && other.addr() == address {
+			from, _ := h.where()
+			return other.dialSSH(net.JoinHostPort(from, "40000"))
+		}
+	}
+	return nil, fmt.Errorf("dialling %s: %w", address, syscall.EACCES)
+}
+
+// dialLoopback is dialTCP for sshd. Where all SSH servers listen on this
+// machine's loopback the hosts behind this one are there too.
+func (h *Host) dialLoopback(ctx context.Context, user string, port int) (net.Conn, error) {
+	if c, err := h.dialHop(ctx, user, net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err == nil {
+		return c, nil
+	}
+	return h.dialTCP(ctx, user, port)
 }
 
 // dialTCP connects to a port on the host's loopback.

@@ -2,9 +2,12 @@ package sshd
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
+	"strconv"
 	"sync"
+	"syscall"
 
 	"golang.org/x/crypto/ssh"
 )
@@ -100,8 +103,8 @@ func (c *connection) runExec(ctx context.Context, ch ssh.Channel, reqs <-chan *s
 	<-drained
 }
 
-// directTCP forwards to a port of the host itself; a lab host is no way to
-// other machines.
+// directTCP forwards to a port of the host itself; only a jump host is a way to
+// other machines, and only to those its configuration knows.
 func (c *connection) directTCP(ctx context.Context, nc ssh.NewChannel) {
 	var to struct {
 		Host       string
@@ -113,12 +116,22 @@ func (c *connection) directTCP(ctx context.Context, nc ssh.NewChannel) {
 		nc.Reject(ssh.ConnectionFailed, "malformed request")
 		return
 	}
-	if c.srv.cfg.ForbidForwarding || c.srv.cfg.DialTCP == nil || (to.Host != "127.0.0.1" && to.Host != "localhost") {
-		c.srv.refusal("direct-tcpip %s:%d", to.Host, to.Port)
+	cfg, address := c.srv.cfg, net.JoinHostPort(to.Host, strconv.Itoa(int(to.Port)))
+	dial := func() (net.Conn, error) { return nil, syscall.EACCES }
+	switch loopback := to.Host == "127.0.0.1" || to.Host == "localhost"; {
+	case cfg.ForbidForwarding:
+	case loopback && cfg.DialTCP != nil:
+		dial = func() (net.Conn, error) { return cfg.DialTCP(ctx, c.user, int(to.Port)) }
+	case !loopback && cfg.DialHop != nil:
+		dial = func() (net.Conn, error) { return cfg.DialHop(ctx, c.user, address) }
+	}
+	target, err := dial()
+	if errors.Is(err, syscall.EACCES) {
+		c.srv.refusal("direct-tcpip %s", address)
 		nc.Reject(ssh.Prohibited, "administratively prohibited: open failed")
 		return
 	}
-	c.forward(nc, func() (net.Conn, error) { return c.srv.cfg.DialTCP(ctx, c.user, int(to.Port)) })
+	c.forward(nc, target, err)
 }
 
 func (c *connection) directUnix(ctx context.Context, nc ssh.NewChannel) {
@@ -136,13 +149,13 @@ func (c *connection) directUnix(ctx context.Context, nc ssh.NewChannel) {
 		nc.Reject(ssh.Prohibited, "administratively prohibited: open failed")
 		return
 	}
-	c.forward(nc, func() (net.Conn, error) { return c.srv.cfg.DialUnix(ctx, c.user, to.Path) })
+	target, err := c.srv.cfg.DialUnix(ctx, c.user, to.Path)
+	c.forward(nc, target, err)
 }
 
-// forward joins a channel and a connection until both directions have ended or
-// one of them breaks.
-func (c *connection) forward(nc ssh.NewChannel, dial func() (net.Conn, error)) {
-	target, err := dial()
+// forward joins a channel and a connection, or the error of its dial, until both
+// directions have ended or one of them breaks.
+func (c *connection) forward(nc ssh.NewChannel, target net.Conn, err error) {
 	if err != nil {
 		nc.Reject(ssh.ConnectionFailed, reason(err))
 		return
@@ -160,15 +173,24 @@ func (c *connection) forward(nc ssh.NewChannel, dial func() (net.Conn, error)) {
 		target.Close()
 	})
 	wg.Go(func() {
-		io.Copy(target, ch)
+		relay(target, ch)
 		if half, ok := target.(interface{ CloseWrite() error }); ok {
 			half.CloseWrite()
 		} else {
 			target.Close()
 		}
 	})
-	io.Copy(ch, target)
+	relay(ch, target)
 	ch.Close()
 	target.Close()
 	wg.Wait()
+}
+
+// relayBuffer is small: a lab has thousands of channels open.
+const relayBuffer = 4 << 10
+
+// relay copies to the end of from. The wrappers keep io from taking a way that
+// has a larger buffer of its own.
+func relay(to io.Writer, from io.Reader) {
+	io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, make([]byte, relayBuffer))
 }

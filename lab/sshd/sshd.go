@@ -1,6 +1,6 @@
 // Package sshd is the SSH server of one lab host: public keys only, one pinned
 // host key, commands, and forwarding to the host's own loopback ports and unix
-// sockets. Everything else is refused the way OpenSSH refuses it, and recorded.
+// sockets, from a jump host to other hosts as well. Everything else is refused the way OpenSSH refuses it, and recorded.
 //
 // It works on real listeners and on connections in memory, also inside a
 // testing/synctest bubble.
@@ -48,6 +48,9 @@ type Config struct {
 	Exec func(ctx context.Context, user, line string, stdin io.Reader, stdout, stderr io.Writer) int
 	// DialTCP connects to a port on the host's loopback interface.
 	DialTCP func(ctx context.Context, user string, port int) (net.Conn, error)
+	// DialHop makes the host a jump host: it connects to an address other than
+	// loopback. syscall.EACCES is what policy (PermitOpen) forbids.
+	DialHop func(ctx context.Context, user, address string) (net.Conn, error)
 	// DialUnix connects to a unix socket of the host. os.ErrPermission and the
 	// like are reported to the client as a failed connect, as sshd does.
 	DialUnix func(ctx context.Context, user, path string) (net.Conn, error)

@@ -181,6 +181,49 @@ func TestForwardsOnlyToTheHostItself(t *testing.T) {
 	})
 }
 
+// A jump host is a way to the addresses it knows and to no others.
+func TestJumpHostForwardsToWhatItKnows(t *testing.T) {
+	inner := memnet.Listen("192.0.2.7:22")
+	defer inner.Close()
+	hop := func(ctx context.Context, user, address string) (net.Conn, error) {
+		switch address {
+		case "192.0.2.7:22":
+			return inner.Dial(ctx, user)
+		case "192.0.2.8:22":
+			return nil, syscall.ECONNREFUSED
+		}
+		return nil, syscall.EACCES
+	}
+	bubble(t, func(c *Config) { c.DialHop = hop }, func(t *testing.T, f *fixture) {
+		c := f.mustDial(t)
+		defer c.Close()
+		conn, err := c.Dial("tcp", "192.0.2.7:22")
+		if err != nil {
+			t.Fatal(err)
+		}
+		far, err := inner.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		sent := bytes.Repeat([]byte("0123456789"), 5000) // more than one buffer and one window
+		go func() { conn.Write(sent); conn.(interface{ CloseWrite() error }).CloseWrite() }()
+		if got, err := io.ReadAll(far); err != nil || !bytes.Equal(got, sent) {
+			t.Fatalf("%d bytes of %d, %v", len(got), len(sent), err)
+		}
+		far.Close()
+		for addr, code := range map[string]ssh.RejectionReason{"192.0.2.8:22": ssh.ConnectionFailed, "192.0.2.7:8001": ssh.Prohibited} {
+			_, err := c.Dial("tcp", addr)
+			var open *ssh.OpenChannelError
+			if !errors.As(err, &open) || open.Reason != code {
+				t.Errorf("%s: want reason %v, got %v", addr, code, err)
+			}
+		}
+		if got := f.srv.Refusals(); len(got) != 1 || got[0] != "direct-tcpip 192.0.2.7:8001" {
+			t.Errorf("refusals %q", got)
+		}
+	})
+}
+
 func TestForbiddenForwarding(t *testing.T) {
 	bubble(t, func(c *Config) { c.ForbidForwarding = true }, func(t *testing.T, f *fixture) {
 		c := f.mustDial(t)
