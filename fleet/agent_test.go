@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -119,8 +120,10 @@ func (a *agentHost) serve(stdin io.Reader, out, stderr io.Writer) int {
 			result = a.facts
 		case "take_fence":
 			result = string(req.Claim)
-		case "last_lines":
-			result = `["a","b"]`
+		case "logs": // it is open; then the engine's frames
+			frames := base64.StdEncoding.EncodeToString([]byte("\x01\x00\x00\x00\x00\x00\x00\x02a\n\x02\x00\x00\x00\x00\x00\x00\x02b\n"))
+			fmt.Fprintf(out, `{"id":%d,"event":""}`+"\n"+`{"id":%d,"event":%q}`+"\n", req.ID, req.ID, frames)
+			result = "null"
 		}
 		fmt.Fprintf(out, `{"id":%d,"result":%s}`+"\n", req.ID, result)
 	}
@@ -338,15 +341,15 @@ func TestEngineReadsThroughTheAgent(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var got []string
+		var got []LogLine
 		for line, err := range l.All() {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got = append(got, line.Text)
+			got = append(got, line)
 		}
-		if !reflect.DeepEqual(got, []string{"a", "b"}) {
-			t.Errorf("%q", got)
+		if !reflect.DeepEqual(got, []LogLine{{false, "a"}, {true, "b"}}) {
+			t.Errorf("%+v", got)
 		}
 	})
 }

@@ -29,6 +29,7 @@ type Conn struct {
 
 	starting gate // held while the agent is installed and started
 	agent    atomic.Pointer[agentProcess]
+	noAgent  atomic.Pointer[error] // why no agent is to be had for reads
 }
 
 func newConn(f *Fleet, h Host, l *link) *Conn {
@@ -57,8 +58,10 @@ func (c *Conn) HostKey() string { return c.link.key }
 // Server is the version line of the host's sshd.
 func (c *Conn) Server() string { return string(c.link.conn.ServerVersion()) }
 
-// Node speaks to the node through a channel to the host's loopback. A call
-// fails with *ForwardingError where sshd opens none or nothing listens.
+// Node speaks to the node through a channel to the host's loopback, and through
+// the host agent where sshd's policy forbids that channel. A call fails with
+// *ForwardingError where nothing listens, or where the channel is forbidden and
+// no agent is to be had (the error tells why).
 func (c *Conn) Node() *node.Client {
 	c.once.Do(func() {
 		c.http = &http.Transport{
@@ -73,7 +76,7 @@ func (c *Conn) Node() *node.Client {
 		c.node = &node.Client{
 			Base:        "http://127.0.0.1:" + itoa(c.host.APIPort),
 			MetricsBase: "http://127.0.0.1:" + itoa(c.host.APIPort+100),
-			HTTP:        &http.Client{Transport: c.http},
+			HTTP:        &http.Client{Transport: &nodeTransport{conn: c, direct: c.http}},
 		}
 	})
 	return c.node

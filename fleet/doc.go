@@ -11,7 +11,8 @@
 // that only what carries no environment of a container. What only an inspect
 // knows is asked on the host: by the agent when it runs, otherwise by
 // `docker inspect --format` with a fixed template that prints names and no
-// values.
+// values. Where sshd opens no channel, or the user may not open the socket, the
+// agent answers the same reads.
 //
 // # Writing
 //

@@ -348,16 +348,21 @@ func (e *Engine) noImage(ref string) error {
 }
 
 // Events follows what happens to containers from since on (zero: from now),
-// limited to the named ones when there are any. Both channels end with ctx, the
+// limited to the named ones when there are any (by way of the agent: to those of
+// the node). Both channels end with ctx, the
 // connection or the engine; the last word on the error channel says which.
 func (e *Engine) Events(ctx context.Context, since time.Time, names ...string) (<-chan Event, <-chan error) {
 	out, errs := make(chan Event), make(chan error, 1)
 	go func() {
 		defer close(errs)
 		defer close(out)
-		errs <- e.use(ctx, "following events", func(ctx context.Context, api *client.Client) error {
+		err := e.use(ctx, "following events", func(ctx context.Context, api *client.Client) error {
 			return follow(ctx, api, since, names, out)
 		})
+		if e.forwarding(err) {
+			err = e.agentEvents(ctx, since, names, out, err)
+		}
+		errs <- err
 	}()
 	return out, errs
 }
@@ -389,10 +394,14 @@ func follow(ctx context.Context, api *client.Client, since time.Time, names []st
 }
 
 // eventOf takes what is known to be public: the attributes of an event hold all
-// labels of the container as well.
+// labels of the container as well, and the action of an exec its command line.
 func eventOf(m events.Message) Event {
+	action := string(m.Action)
+	if strings.HasPrefix(action, "exec_") {
+		action, _, _ = strings.Cut(action, ":")
+	}
 	return Event{
-		Time: time.Unix(0, m.TimeNano).UTC(), Action: string(m.Action), Container: m.Actor.ID, Name: m.Actor.Attributes["name"],
+		Time: time.Unix(0, m.TimeNano).UTC(), Action: action, Container: m.Actor.ID, Name: m.Actor.Attributes["name"],
 		Image: m.Actor.Attributes["image"], ExitCode: m.Actor.Attributes["exitCode"], Signal: m.Actor.Attributes["signal"],
 	}
 }

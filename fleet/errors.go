@@ -180,7 +180,7 @@ func (e *ForwardingError) Hint() string {
 	case strings.HasPrefix(e.Target, "/"):
 		return "allow AllowStreamLocalForwarding in sshd_config, or let the user open the socket (group docker), or set sudo so that the host agent reads for you"
 	case e.Denied:
-		return "set AllowTcpForwarding local (or yes) in sshd_config and check PermitOpen"
+		return "set AllowTcpForwarding local (or yes) in sshd_config and check PermitOpen, or set sudo so that the host agent reads for you"
 	}
 	return "nothing listens there: is the node up, and is api_port right in hosts.toml"
 }

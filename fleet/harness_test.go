@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -202,78 +201,19 @@ func (m *machine) serveNode() {
 	}))
 }
 
-// addBastion adds a host whose sshd forwards to every address of the world; the
-// lab's sshd, rightly, is no way to other machines.
-func (w *world) addBastion() *bastion {
-	m := w.add(nil)
-	m.srv.Close()
-	b := &bastion{w: w, ln: memnet.Listen("bastion")}
-	m.ln = b.ln
-	go b.serve(testSigner(100 + len(w.inv.Hosts)))
-	w.t.Cleanup(func() { b.ln.Close() })
-	return b
-}
-
-type bastion struct {
-	w      *world
-	ln     *memnet.Listener
-	logins atomic.Int64
-}
-
-func (b *bastion) serve(key ssh.Signer) {
-	cfg := &ssh.ServerConfig{PublicKeyCallback: func(ssh.ConnMetadata, ssh.PublicKey) (*ssh.Permissions, error) { return nil, nil }}
-	cfg.AddHostKey(key)
-	for {
-		nc, err := b.ln.Accept()
-		if err != nil {
-			return
+// addBastion adds a jump host to every address of the world.
+func (w *world) addBastion() *machine {
+	return w.add(func(_ *Host, cfg *sshd.Config) {
+		cfg.DialHop = func(ctx context.Context, _, address string) (net.Conn, error) {
+			w.mu.Lock()
+			m := w.nodes[address]
+			w.mu.Unlock()
+			if m == nil {
+				return nil, syscall.EHOSTUNREACH
+			}
+			return m.ln.Dial(ctx, "bastion:1")
 		}
-		go func() {
-			_, chans, reqs, err := ssh.NewServerConn(nc, cfg)
-			if err != nil {
-				nc.Close()
-				return
-			}
-			b.logins.Add(1)
-			go ssh.DiscardRequests(reqs)
-			for ch := range chans {
-				go b.forward(ch)
-			}
-		}()
-	}
-}
-
-func (b *bastion) forward(nc ssh.NewChannel) {
-	var to struct {
-		Host   string
-		Port   uint32
-		Origin string
-		From   uint32
-	}
-	if nc.ChannelType() != "direct-tcpip" || ssh.Unmarshal(nc.ExtraData(), &to) != nil {
-		nc.Reject(ssh.Prohibited, "no")
-		return
-	}
-	b.w.mu.Lock()
-	m := b.w.nodes[net.JoinHostPort(to.Host, itoa(int(to.Port)))]
-	b.w.mu.Unlock()
-	if m == nil {
-		nc.Reject(ssh.ConnectionFailed, "Name or service not known")
-		return
-	}
-	target, err := m.ln.Dial(context.Background(), "bastion:1")
-	if err != nil {
-		nc.Reject(ssh.ConnectionFailed, "Connection refused")
-		return
-	}
-	ch, reqs, err := nc.Accept()
-	if err != nil {
-		return
-	}
-	go ssh.DiscardRequests(reqs)
-	go func() { io.Copy(target, ch); target.Close() }()
-	io.Copy(ch, target)
-	ch.Close()
+	})
 }
 
 // open writes known_hosts and opens the fleet.

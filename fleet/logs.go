@@ -61,7 +61,7 @@ func (e *Engine) Logs(ctx context.Context, name string, opts LogOptions) (*Logs,
 		return err
 	})
 	if e.forwarding(err) {
-		return e.agentLogs(ctx, name, opts, err)
+		body, err = e.agentLogs(ctx, name, opts, err)
 	}
 	if err != nil {
 		return nil, err

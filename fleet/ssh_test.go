@@ -157,7 +157,7 @@ func TestJumpHost(t *testing.T) {
 				t.Errorf("host %s: %v", id, err)
 			}
 		}
-		if len(w.dials) != 1 || bastion.logins.Load() != 1 {
+		if len(w.dials) != 1 || bastion.srv.Stats().Logins != 1 {
 			t.Errorf("dials %v: two hosts and their bastion share one connection to it", w.dials)
 		}
 	})
