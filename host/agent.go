@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"runtime"
@@ -43,6 +42,7 @@ type agent struct {
 	cancels  map[uint64]context.CancelFunc
 	flows    map[uint64]*flow
 	guardian Process
+	told     Claim // what the guardian was told last
 }
 
 // Serve is process A: it answers the requests on in until in ends. A local
@@ -272,11 +272,11 @@ func (a *agent) change(ctx context.Context, req request, claim Claim) (any, erro
 	if err := a.cfg.mayWrite(claim); err != nil {
 		return nil, err
 	}
-	if err := a.ensureGuardian(); err != nil {
+	if err := a.ensureGuardian(claim); err != nil {
 		return nil, err
 	}
-	if err := a.ops.settleAll(a.life, byAgent, a.cfg.engineWait(), func(TxSpec) error { return a.cfg.mayWrite(claim) }); err != nil {
-		return nil, fmt.Errorf("settling an earlier transaction on this host: %w", err)
+	if err := a.settleEarlier(claim, a.cfg.engineWait()); err != nil {
+		return nil, err
 	}
 	return a.changeContainer(ctx, req, claim)
 }
@@ -325,17 +325,22 @@ func logged[T any](cfg Config, claim Claim, container, tx string, watch func(TxE
 
 // replace begins the transaction and drives it to its end.
 func (a *agent) replace(ctx context.Context, claim Claim, req ReplaceRequest, l *txLog) (ReplaceResult, error) {
-	if p := replay(l.entries); p.ended && p.tx == txReplace && p.result != nil && p.spec.OldID == req.ExpectOldID && p.spec.NextID == req.ExpectNextID {
-		return *p.result, nil // asked again for what is done: the answer had been lost
+	if p := replay(l.entries); p.ended && p.tx == txReplace && p.spec.OldID == req.ExpectOldID && p.spec.NextID == req.ExpectNextID {
+		if r, ok, err := a.again(ctx, claim, p, l); ok || err != nil {
+			return r, err
+		}
 	}
 	spec, err := a.ops.beginReplace(ctx, req, l, claim.Epoch)
 	if err != nil {
 		return ReplaceResult{}, err
 	}
-	return a.drive(claim, *spec, l)
+	return a.drive(claim, *spec, "", l)
 }
 
 func (a *agent) putBack(ctx context.Context, claim Claim, req PutBackRequest, l *txLog) (ReplaceResult, error) {
+	if r, ok, err := a.putBackAgain(ctx, claim, req, l); ok || err != nil {
+		return r, err
+	}
 	logs, err := a.cfg.allTx()
 	if err != nil {
 		return ReplaceResult{}, err
@@ -344,13 +349,14 @@ func (a *agent) putBack(ctx context.Context, claim Claim, req PutBackRequest, l 
 	if err != nil {
 		return ReplaceResult{}, err
 	}
-	return a.drive(claim, *spec, l)
+	return a.drive(claim, *spec, "", l)
 }
 
 // drive logs the beginning; from there on the transaction is settled by someone,
-// whatever becomes of this process.
-func (a *agent) drive(claim Claim, spec TxSpec, l *txLog) (ReplaceResult, error) {
-	if err := l.add(TxEntry{Step: stepBegin, State: TxDone, Spec: &spec}); err != nil {
+// whatever becomes of this process. why is the reason of an earlier try that
+// this one goes on with.
+func (a *agent) drive(claim Claim, spec TxSpec, why string, l *txLog) (ReplaceResult, error) {
+	if err := l.add(TxEntry{Step: stepBegin, State: TxDone, Text: why, Spec: &spec}); err != nil {
 		return ReplaceResult{}, err
 	}
 	d := &driver{cfg: a.cfg, eng: a.ops.eng, log: l, fence: func() error { return a.cfg.mayWrite(claim) }, wait: a.cfg.engineWait()}
@@ -359,36 +365,6 @@ func (a *agent) drive(claim Claim, spec TxSpec, l *txLog) (ReplaceResult, error)
 		return r, nil // in doubt, with the reason in it: the log stays open for the next writer
 	}
 	return r, err
-}
-
-// settleAll brings every open transaction of this host to its end. The caller
-// holds the lock.
-func (h *hostOps) settleAll(ctx context.Context, by string, wait time.Duration, fence func(TxSpec) error) error {
-	logs, err := h.cfg.allTx()
-	if err != nil {
-		return err
-	}
-	for _, entries := range logs {
-		p := replay(entries)
-		if !p.unsettled() {
-			continue
-		}
-		// A call that a dead process had sent may still be on its way.
-		if err := pause(ctx, takeoverGrace); err != nil {
-			return err
-		}
-		l, err := h.cfg.openTx(entries[0].Operation, entries[0].Container, p.tx, by)
-		if err != nil {
-			return err
-		}
-		d := &driver{cfg: h.cfg, eng: h.eng, log: l, fence: func() error { return fence(*p.spec) }, wait: wait}
-		_, err = d.run(ctx)
-		l.close()
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // takeFence accepts a claim and settles what an earlier one has left open.
@@ -401,21 +377,21 @@ func (a *agent) takeFence(ctx context.Context, claim Claim) (FenceRecord, error)
 		return FenceRecord{}, fe
 	}
 	now := FenceRecord{Claim: claim, Since: a.cfg.now().UTC(), Version: a.cfg.Version}
+	open, openErr := a.ops.anyOpen()
+	if openErr == nil && open {
+		// Before the record says so: from then on nobody else settles.
+		openErr = a.ensureGuardian(claim)
+	}
 	if rec != nil && rec.Claim == claim && !rec.Released {
 		now = *rec
 	} else if err := a.cfg.writeFence(now); err != nil {
 		return FenceRecord{}, err
 	}
-	open, err := a.ops.anyOpen()
-	if err != nil || !open {
-		return now, err
+	if openErr != nil {
+		return now, openErr
 	}
-	if err := a.ensureGuardian(); err != nil {
+	if err := a.settleEarlier(claim, settleOnTake); err != nil {
 		return now, err
-	}
-	err = a.ops.settleAll(a.life, byAgent, settleOnTake, func(TxSpec) error { return a.cfg.mayWrite(claim) })
-	if err != nil {
-		return now, fmt.Errorf("settling an earlier transaction on this host: %w", err)
 	}
 	return now, ctx.Err()
 }

@@ -2,6 +2,8 @@ package host
 
 import (
 	"cmp"
+	"fmt"
+	"net"
 	"slices"
 	"strings"
 )
@@ -60,6 +62,7 @@ func (c *carrier) networks() (networkPlan, error) {
 				plan.first[key] = ep
 			}
 		} else {
+			c.strippedMAC(name, sub(nets, name))
 			raw, err := encode(ep)
 			if err != nil {
 				return plan, err
@@ -69,6 +72,20 @@ func (c *carrier) networks() (networkPlan, error) {
 		c.carried("Networks", name, "")
 	}
 	return plan, nil
+}
+
+// strippedMAC names the MAC address of a further network. An engine that takes
+// one per endpoint shows one that was asked for like one it made; only the form
+// 02:42 and the four bytes of the endpoint's address is known to be its own.
+func (c *carrier) strippedMAC(network string, ep object) {
+	mac := strings.ToLower(str(ep, "MacAddress"))
+	if mac == "" || !c.opts.MACInEndpoint {
+		return
+	}
+	if ip := net.ParseIP(str(ep, "IPAddress")).To4(); ip != nil && mac == fmt.Sprintf("02:42:%02x:%02x:%02x:%02x", ip[0], ip[1], ip[2], ip[3]) {
+		return
+	}
+	c.report.Ambiguous = append(c.report.Ambiguous, Item{"MacAddress", network, "not carried on a further network: whether it was asked for or made by the engine cannot be told"})
 }
 
 // primary is the network of the network mode, which may be an id.

@@ -12,6 +12,7 @@ type seen struct {
 	StartedAt string
 	ExitCode  int
 	OOMKilled bool
+	OneShot   string // names of variables that act at every start
 }
 
 func (s seen) runs() bool { return s.Exists && stateRuns(s.State) }
@@ -38,6 +39,9 @@ const (
 // the log says give the next action. The agent, a guardian that takes over and a
 // later connection all use it, so any of them ends where the others would have.
 //
+// A replace whose old container must not be started again has no way back: it
+// goes forward as long as it can and is held where that fails.
+//
 // Its one law: a container is started only when the same observation shows the
 // other one stopped, with restart policy `no`, so that nothing but us starts it.
 func decide(o observation, p progress) action {
@@ -57,11 +61,18 @@ func stuck(format string, args ...any) action {
 
 func decideForward(o observation, p progress) action {
 	old, next := o.Old, o.Next
+	hold := p.holds(old) != ""
+	orTurn := orTurn
+	if hold && next.runs() && !old.runs() {
+		orTurn = orStuck // there is no way back, and the node runs
+	}
 	switch {
 	case !next.Exists:
 		return turn("the successor is gone")
 	case old.runs() && next.runs():
 		return turn("the old container was started beside its successor")
+	case hold && old.runs() && old.Policy.Name != "no": // a daemon that restarts must not start it again either
+		return orTurn(p, stepOldNo, "the restart policy of the old container cannot be cleared")
 	case old.runs():
 		return orTurn(p, stepStopOld, "the old container cannot be stopped")
 	case old.Exists && old.Policy.Name != "no":
@@ -101,11 +112,11 @@ func orStuck(p progress, step, why string) action {
 
 func decideBack(o observation, p progress) action {
 	old, next := o.Old, o.Next
-	nextInWay := next.Exists && next.Name != p.spec.FailedName &&
-		(next.Name == p.spec.Name || p.fails[stepNextFailed] < maxFails)
 	switch {
 	case !old.Exists:
 		return stuck("the old container is gone; it cannot be put back")
+	case p.holds(old) != "" && !old.runs():
+		return decideHold(o, p)
 	case next.runs():
 		return orStuck(p, stepStopNext, "the successor cannot be stopped; the old container was not started beside it")
 	case next.Exists && p.startOpen:
@@ -119,10 +130,41 @@ func decideBack(o observation, p progress) action {
 		return orStuck(p, stepOldPolicy, "the restart policy of the old container cannot be restored")
 	case !old.runs():
 		return orStuck(p, stepStartOld, "the old container cannot be started")
-	case nextInWay:
+	case nextInWay(next, p):
 		return orStuck(p, stepNextFailed, "the successor cannot be renamed out of the way")
 	case old.Name != p.spec.Name:
 		return orStuck(p, stepOldName, "the old container cannot take the node's name back")
 	}
 	return action{Step: stepEnd, Outcome: PutBack, Why: p.reason}
+}
+
+// nextInWay says whether the successor is to be renamed; from its own temporary
+// name only as long as the engine does not refuse.
+func nextInWay(next seen, p progress) bool {
+	return next.Exists && next.Name != p.spec.FailedName && (next.Name == p.spec.Name || p.fails[stepNextFailed] < maxFails)
+}
+
+// decideHold leaves the old container stopped for good. A successor that runs
+// after all, or that was never tried, is the only way to a running node.
+func decideHold(o observation, p progress) action {
+	old, next := o.Old, o.Next
+	switch {
+	case next.runs(), next.Exists && p.intents[stepStartNext] == 0 && p.turns < 2:
+		return decideForward(o, p)
+	case next.Exists && p.startOpen:
+		return orStuck(p, stepStopNext, "a start of the successor may be on its way and cannot be stopped")
+	case next.Exists && next.Policy.Name != "no":
+		return orStuck(p, stepNextNo, "the restart policy of the successor cannot be cleared")
+	case old.Policy.Name != "no":
+		return orStuck(p, stepOldNo, "the restart policy of the old container cannot be cleared")
+	case old.Name == p.spec.Name:
+		return orStuck(p, stepOldAside, "the old container cannot be renamed")
+	case nextInWay(next, p):
+		return orStuck(p, stepNextFailed, "the successor cannot be renamed out of the way")
+	}
+	why := "the old container was not started again: " + p.holds(old)
+	if p.reason != "" {
+		why = p.reason + "; " + why
+	}
+	return action{Step: stepEnd, Outcome: Held, Why: why}
 }

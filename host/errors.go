@@ -23,6 +23,7 @@ const (
 	CodeEngineAway   = "engine_away"
 	CodeEngineTooOld = "engine_too_old"
 	CodeNotCarried   = "not_carried" // a setting that cannot be taken over
+	CodeOneShot      = "one_shot"    // the container would act again at its start
 	CodeGuardian     = "guardian"
 	CodeCancelled    = "cancelled"
 	CodeNodeAway     = "node_away" // nothing answers on the node's port
@@ -39,11 +40,12 @@ var (
 	ErrChanged    = errors.New("changed since it was planned")
 	ErrDataDir    = errors.New("data directory would change")
 	ErrEngineAway = errors.New("engine does not answer")
+	ErrOneShot    = errors.New("carries a variable that acts at every start")
 )
 
 var sentinels = map[string]error{
 	CodeNotFound: ErrNotFound, CodeAuth: ErrAuth, CodeNoSpace: ErrNoSpace,
-	CodeChanged: ErrChanged, CodeDataDir: ErrDataDir, CodeEngineAway: ErrEngineAway,
+	CodeChanged: ErrChanged, CodeDataDir: ErrDataDir, CodeEngineAway: ErrEngineAway, CodeOneShot: ErrOneShot,
 	CodeCut: io.ErrUnexpectedEOF,
 }
 

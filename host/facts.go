@@ -261,16 +261,26 @@ func (h *hostOps) txLog(op string) ([]TxEntry, error) {
 // secretName matches the names whose values never appear in a line that leaves the host.
 var secretName = regexp.MustCompile(`(?i)SEED|SECRET|KEY|CODE|TOKEN|PASS|MNEMONIC|CRED|AUTH|BURN|PRIVATE`)
 
-// secretsOf lists the values to blot out, the longest first.
-func secretsOf(inspect object) []string {
+// plainWord matches values that tell nothing: numbers, booleans and log levels.
+var plainWord = regexp.MustCompile(`(?i)^([+-]?[0-9]+(\.[0-9]+)?|true|false|yes|no|on|off|enabled|disabled|trace|debug|info|notice|warn|warning|error|fatal|critical)$`)
+
+// secretsOf lists the values to blot out, the longest first: those of variables
+// with a secret's name, and those of all others that could be one, for what a
+// name says is not certain. The values of the image's own variables are public.
+func secretsOf(inspect, image object) []string {
+	public := envMap(texts(sub(image, "Config"), "Env"))
 	var out []string
 	for _, e := range parseEnv(texts(sub(inspect, "Config"), "Env")) {
-		if secretName.MatchString(e.name) && len(e.value) >= 4 {
-			out = append(out, e.value)
-			for _, line := range strings.Split(e.value, "\n") {
-				if len(line) >= 4 {
-					out = append(out, line)
-				}
+		least := 4
+		if !secretName.MatchString(e.name) {
+			least = 6
+			if p, ok := public[e.name]; plainWord.MatchString(e.value) || ok && p == e {
+				continue
+			}
+		}
+		for _, v := range append(strings.Split(e.value, "\n"), e.value) {
+			if len(v) >= least {
+				out = append(out, v)
 			}
 		}
 	}
@@ -310,7 +320,12 @@ func readLines(ctx context.Context, eng *engine, ref string, n int) ([]string, e
 		return nil, err
 	}
 	defer r.Close()
-	secrets := secretsOf(o)
+	// An image that cannot be read leaves nothing public.
+	_, img, err := eng.image(ctx, str(o, "Image"))
+	if err != nil && !isCode(err, CodeNotFound) {
+		return nil, err
+	}
+	secrets := secretsOf(o, img)
 	lines := []string{}
 	s := bufio.NewReader(r)
 	for {

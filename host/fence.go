@@ -28,28 +28,48 @@ func (c Config) lock(ctx context.Context) (*flock, error) {
 	if err := os.MkdirAll(c.state(), 0o700); err != nil {
 		return nil, fmt.Errorf("making the state folder: %w", err)
 	}
-	f, err := os.OpenFile(c.state(lockFile), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("opening the host lock: %w", err)
-	}
 	t := time.NewTicker(lockPoll)
 	defer t.Stop()
 	for {
-		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err == nil {
-			return &flock{f}, nil
-		}
-		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
-			f.Close()
-			return nil, fmt.Errorf("locking the host: %w", err)
+		l, err := tryLock(c.state(lockFile))
+		if l != nil || err != nil {
+			return l, err
 		}
 		select {
 		case <-ctx.Done():
-			f.Close()
 			return nil, fmt.Errorf("waiting for the transaction in hand on this host: %w", ctx.Err())
 		case <-t.C:
 		}
 	}
+}
+
+// tryLock locks the file that bears the name now; nil when that is not to be had
+// at the moment. A file that was removed or replaced between the opening and the
+// lock excludes nobody: whoever comes next locks another one.
+func tryLock(name string) (*flock, error) {
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("opening the host lock: %w", err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		f.Close()
+		if errors.Is(err, syscall.EWOULDBLOCK) || errors.Is(err, syscall.EINTR) {
+			return nil, nil
+		}
+		return nil, fmt.Errorf("locking the host: %w", err)
+	}
+	held, err := f.Stat()
+	if err == nil {
+		var named fs.FileInfo
+		if named, err = os.Stat(name); err == nil && os.SameFile(held, named) {
+			return &flock{f}, nil
+		}
+	}
+	f.Close()
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("looking at the host lock: %w", err)
+	}
+	return nil, nil
 }
 
 func (l *flock) unlock() { l.f.Close() } // closing the only descriptor drops the lock

@@ -3,14 +3,17 @@ package host
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
+	"strings"
 )
 
 // Words on the link between agent and guardian.
 const (
 	linkReady = "ready"
 	linkBye   = "bye"
+	linkClaim = "claim " // and the claim as JSON: what the agent changes this host under
 )
 
 // Guard is process B: it watches the link to process A. When that breaks without
@@ -23,33 +26,48 @@ func Guard(ctx context.Context, cfg Config, link io.ReadWriteCloser) error {
 	}
 	defer link.Close()
 	if _, err := io.WriteString(link, linkReady+"\n"); err != nil {
-		return takeOver(ctx, cfg)
+		return takeOver(ctx, cfg, Claim{})
 	}
-	bye := make(chan bool, 1)
-	go func() {
-		s := bufio.NewScanner(link)
-		for s.Scan() {
-			if s.Text() == linkBye {
-				bye <- true
-				return
-			}
-		}
-		bye <- false
-	}()
+	end := make(chan farewell, 1)
+	go func() { end <- listen(link) }()
+	var last farewell
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
-	case ok := <-bye:
-		if ok {
-			return nil
+	case last = <-end:
+	}
+	if last.bye {
+		return nil
+	}
+	return takeOver(ctx, cfg, last.claim)
+}
+
+// farewell is how the link to process A ended, and the claim it worked under.
+type farewell struct {
+	bye   bool
+	claim Claim
+}
+
+func listen(link io.Reader) (f farewell) {
+	s := bufio.NewScanner(link)
+	for s.Scan() {
+		if s.Text() == linkBye {
+			f.bye = true
+			return f
+		}
+		var c Claim
+		if raw, ok := strings.CutPrefix(s.Text(), linkClaim); ok && json.Unmarshal([]byte(raw), &c) == nil {
+			f.claim = c
 		}
 	}
-	return takeOver(ctx, cfg)
+	return f
 }
 
 // takeOver settles what a dead agent has left. The fence decides whether it is
-// still ours to settle: a newer claim settles by itself.
-func takeOver(ctx context.Context, cfg Config) error {
+// still ours to settle: the record must be that of the agent's own claim, under
+// which it may also have settled what was older, or still the one under which the
+// transaction began. A newer claim settles by itself.
+func takeOver(ctx context.Context, cfg Config, claim Claim) error {
 	lock, err := cfg.lock(ctx)
 	if err != nil {
 		return err
@@ -60,10 +78,10 @@ func takeOver(ctx context.Context, cfg Config) error {
 		if err != nil {
 			return err
 		}
-		if rec == nil || rec.Epoch != s.Epoch {
-			return errorf(CodeFenced, "", "another claim has taken this host over")
+		if rec != nil && (rec.Epoch == s.Epoch || rec.Claim == claim && s.Epoch <= rec.Epoch) {
+			return nil
 		}
-		return nil
+		return errorf(CodeFenced, "", "another claim has taken this host over")
 	}
 	err = newOps(cfg).settleAll(ctx, byGuardian, cfg.engineWait(), ours)
 	if isCode(err, CodeFenced) {
@@ -72,19 +90,22 @@ func takeOver(ctx context.Context, cfg Config) error {
 	return err
 }
 
-// ensureGuardian starts process B, or starts it again when it has died: no
-// transaction begins without one.
-func (a *agent) ensureGuardian() error {
+// ensureGuardian starts process B, or starts it again when it has died, and
+// tells it under which claim this agent works: no transaction begins without one
+// that knows.
+func (a *agent) ensureGuardian(claim Claim) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.guardian != nil {
 		select {
 		case <-a.guardian.Done():
-			a.guardian.Close()
-			a.guardian = nil
 		default:
-			return nil
+			if a.told == claim || a.tell(a.guardian, claim) == nil {
+				return nil
+			}
 		}
+		a.guardian.Close()
+		a.guardian = nil
 	}
 	if a.cfg.StartGuardian == nil {
 		return errorf(CodeGuardian, "", "this agent has no way to start its guardian")
@@ -108,11 +129,27 @@ func (a *agent) ensureGuardian() error {
 	case <-ctx.Done():
 		err = ctx.Err()
 	}
+	if err == nil {
+		err = a.tell(g, claim)
+	}
 	if err != nil {
 		g.Close()
 		return errorf(CodeGuardian, "", "starting the guardian process: %v", err)
 	}
 	a.guardian = g
+	return nil
+}
+
+// tell names the claim to a guardian. The caller holds a.mu.
+func (a *agent) tell(g io.Writer, claim Claim) error {
+	raw, err := json.Marshal(claim)
+	if err != nil {
+		return err
+	}
+	if _, err := io.WriteString(g, linkClaim+string(raw)+"\n"); err != nil {
+		return err
+	}
+	a.told = claim
 	return nil
 }
 

@@ -196,7 +196,7 @@ func redact(err error, inspect object) error {
 			secrets = append(secrets, e.value)
 		}
 	}
-	msg := blot(err.Error(), append(secretsOf(inspect), secrets...))
+	msg := blot(err.Error(), append(secretsOf(inspect, nil), secrets...))
 	var e *Error
 	if errors.As(err, &e) {
 		return &Error{Code: e.Code, Message: msg, HintText: e.HintText}

@@ -48,6 +48,7 @@ func (d *driver) run(ctx context.Context) (ReplaceResult, error) {
 		if err != nil {
 			return ReplaceResult{Outcome: InDoubt, OldID: p.spec.OldID, NewID: p.spec.NextID, Reason: err.Error()}, err
 		}
+		d.wait = max(d.wait, d.cfg.engineWait()) // one that goes away under way is waited for
 		d.noteExit(*p.spec, o)
 		a := decide(o, p)
 		switch a.Step {
@@ -213,7 +214,8 @@ func (d *driver) look(ctx context.Context, id string) (seen, error) {
 func seenOf(o object) seen {
 	st := sub(o, "State")
 	return seen{Exists: true, ID: str(o, "Id"), Name: strings.TrimPrefix(str(o, "Name"), "/"), State: str(st, "Status"),
-		Policy: policyFrom(o), StartedAt: str(st, "StartedAt"), ExitCode: number(st, "ExitCode"), OOMKilled: st["OOMKilled"] == true}
+		Policy: policyFrom(o), StartedAt: str(st, "StartedAt"), ExitCode: number(st, "ExitCode"), OOMKilled: st["OOMKilled"] == true,
+		OneShot: strings.Join(oneShotIn(o), ", ")}
 }
 
 func policyFrom(o object) Policy {
@@ -270,7 +272,14 @@ func (d *driver) end(ctx context.Context, p progress, a action) (ReplaceResult, 
 // ended when it starts it again.
 func (d *driver) times(ctx context.Context, p progress, r *ReplaceResult) {
 	stopped, started := p.spec.OldID, p.spec.NextID
-	if r.Outcome == PutBack {
+	switch r.Outcome {
+	case Held:
+		_, a, err := d.eng.inspect(ctx, stopped)
+		if err == nil {
+			r.StoppedAt = timeOf(sub(a, "State"), "FinishedAt")
+		}
+		return
+	case PutBack:
 		started = p.spec.OldID
 		if p.tx == txPutBack {
 			stopped = p.spec.NextID
@@ -344,7 +353,19 @@ func (h *hostOps) beginReplace(ctx context.Context, req ReplaceRequest, log *txL
 	}
 	return &TxSpec{OldID: req.ExpectOldID, NextID: req.ExpectNextID, Name: req.Container, NextName: req.NextName,
 		AsideName: req.AsideName, FailedName: req.FailedName, Policy: policyFrom(old), Timeout: stopTimeout(old, req.StopTimeoutSeconds),
-		DataPath: stage.DataPath, OldStarted: str(sub(old, "State"), "StartedAt"), Epoch: epoch}, nil
+		DataPath: stage.DataPath, OldStarted: str(sub(old, "State"), "StartedAt"), Epoch: epoch, Hold: holdWhy(old, req.NoPutBack)}, nil
+}
+
+// holdWhy says why a replace must not start its old container again.
+func holdWhy(old object, asked bool) string {
+	names := strings.Join(oneShotIn(old), ", ")
+	switch {
+	case names != "":
+		return "it carries " + names + ", which would act again"
+	case asked:
+		return "this operation does not put it back"
+	}
+	return ""
 }
 
 // checkStage holds the present state of both containers against what the stage proved.
@@ -380,12 +401,23 @@ func (h *hostOps) beginPutBack(ctx context.Context, req PutBackRequest, logs [][
 	if err != nil && !isCode(err, CodeNotFound) {
 		return nil, fmt.Errorf("reading the running container: %w", err)
 	}
-	asideID, curID := str(aside, "Id"), str(cur, "Id")
+	asideID := str(aside, "Id")
+	if cur == nil {
+		if cur, err = h.heldSuccessor(ctx, logs, asideID); err != nil {
+			return nil, fmt.Errorf("reading the successor that was held: %w", err)
+		}
+	}
+	curID := str(cur, "Id")
 	if req.ExpectAsideID != "" && req.ExpectAsideID != asideID || req.ExpectCurrentID != "" && req.ExpectCurrentID != curID || asideID == curID {
 		return nil, errorf(CodeChanged, "look again and plan anew", "the containers on this host are not those of the plan")
 	}
-	if err := h.namesFree(ctx, req.FailedName); err != nil {
+	if err := mayStartAgain(aside, req.AllowOneShot); err != nil {
 		return nil, err
+	}
+	if strings.TrimPrefix(str(cur, "Name"), "/") != req.FailedName {
+		if err := h.namesFree(ctx, req.FailedName); err != nil {
+			return nil, err
+		}
 	}
 	data := dataDirOf(aside)
 	if err := h.nobodyElse(ctx, data.HostPath, asideID, curID); err != nil {

@@ -195,6 +195,8 @@ type progress struct {
 	ended   bool
 	outcome Outcome
 	result  *ReplaceResult
+	began   time.Time
+	turns   int
 
 	intents map[string]int // since the transaction began, by step
 	fails   map[string]int // definite refusals since it began or turned
@@ -213,7 +215,9 @@ func replay(entries []TxEntry) progress {
 			continue
 		}
 		if e.Step == stepBegin && e.Spec != nil {
-			p = progress{spec: e.Spec, tx: e.Tx, back: e.Spec.Back, intents: map[string]int{}, fails: map[string]int{}, done: map[string]int{}}
+			open := p.startOpen && p.spec.NextID == e.Spec.NextID
+			p = progress{spec: e.Spec, tx: e.Tx, back: e.Spec.Back, reason: e.Text, began: e.At, startOpen: open,
+				intents: map[string]int{}, fails: map[string]int{}, done: map[string]int{}}
 			continue
 		}
 		if p.spec == nil {
@@ -230,6 +234,7 @@ func (p *progress) apply(e TxEntry) {
 		p.ended, p.outcome, p.result = true, e.Outcome, e.Result
 	case e.Step == stepTurn:
 		p.back, p.reason, p.fails = true, e.Text, map[string]int{}
+		p.turns++
 	case e.State == TxIntent:
 		p.intents[e.Step]++
 		if e.Step == stepStartNext {
@@ -250,6 +255,21 @@ func (p *progress) apply(e TxEntry) {
 
 // unsettled says that a transaction has begun and not ended.
 func (p progress) unsettled() bool { return p.spec != nil && !p.ended }
+
+// inDoubt says that a transaction has ended and a person must look.
+func (p progress) inDoubt() bool { return p.spec != nil && p.ended && p.outcome == InDoubt }
+
+// holds says why the old container must not be started again, "" where it may.
+// A log need not say so: the container itself shows it. A put-back has asked.
+func (p progress) holds(old seen) string {
+	switch {
+	case p.tx == txPutBack:
+		return ""
+	case old.OneShot != "":
+		return "it carries " + old.OneShot + ", which would act again"
+	}
+	return p.spec.Hold
+}
 
 // lastStage finds the newest finished stage of a successor in a log.
 func lastStage(entries []TxEntry, nextID string) *TxStage {

@@ -174,7 +174,7 @@ type DataDirCheck struct {
 type CarryReport struct {
 	Carried   []Item       `json:"carried"`   // differs from the old image's default, taken over
 	LeftOut   []Item       `json:"left_out"`  // never carried, and why
-	Ambiguous []Item       `json:"ambiguous"` // equal to the old image's default while the new image differs: the new default applies
+	Ambiguous []Item       `json:"ambiguous"` // may have been asked for and is not taken over: mostly equal to the old image's default while the new image differs
 	Inherited []Item       `json:"inherited"` // equal to the old image's default: comes from the new image
 	Set       []Item       `json:"set"`       // given by the operator for this successor
 	DataDir   DataDirCheck `json:"data_dir"`
@@ -229,6 +229,10 @@ type ReplaceRequest struct {
 	StopTimeoutSeconds int    `json:"stop_timeout_seconds"` // at least 60 is used, and the container's own if longer
 	ExpectOldID        string `json:"expect_old_id"`
 	ExpectNextID       string `json:"expect_next_id"`
+	// NoPutBack: where the successor cannot start, the old container is not
+	// started again and the outcome is Held. The host does so by itself where the
+	// old container carries a one-shot variable.
+	NoPutBack bool `json:"no_put_back,omitempty"`
 }
 
 // PutBackRequest puts the container that was set aside back in its place.
@@ -239,6 +243,9 @@ type PutBackRequest struct {
 	StopTimeoutSeconds int    `json:"stop_timeout_seconds"`
 	ExpectAsideID      string `json:"expect_aside_id,omitempty"` // "" : whatever bears AsideName
 	ExpectCurrentID    string `json:"expect_current_id,omitempty"`
+	// AllowOneShot lets a container start again that carries a variable which acts
+	// at every start; without it such a put-back is refused with ErrOneShot.
+	AllowOneShot bool `json:"allow_one_shot,omitempty"`
 }
 
 // Outcome of a local transaction.
@@ -248,10 +255,15 @@ type Outcome string
 const (
 	Replaced Outcome = "replaced" // the node runs on the new container
 	PutBack  Outcome = "put_back" // the node runs on the old container
-	InDoubt  Outcome = "in_doubt" // a person must look
+	InDoubt  Outcome = "in_doubt" // a person must look; the next writer tries once more
+	// Held: the successor could not start and the old container must not start
+	// again. Both are stopped with restart policy `no`, the old one under the name
+	// of one set aside, the successor under the name of a failed one or its own.
+	Held Outcome = "held"
 )
 
-// ReplaceResult is the end of a Replace or a PutBack.
+// ReplaceResult is the end of a Replace or a PutBack. StartedAt is zero where
+// nothing was started.
 type ReplaceResult struct {
 	Outcome   Outcome   `json:"outcome"`
 	Killed    bool      `json:"killed"`     // the container that was stopped had to be killed (exit 137 after SIGTERM)
@@ -308,6 +320,7 @@ type TxSpec struct {
 	Back       bool   `json:"back"` // a put-back
 	OldStarted string `json:"old_started"`
 	Epoch      uint64 `json:"epoch"`
+	Hold       string `json:"hold,omitempty"` // why the old container must not be started again; "": it may
 }
 
 // Policy is a Docker restart policy.
