@@ -195,10 +195,18 @@ func (k *pgKeeper) take(ctx context.Context) error {
 	case k.slot <- struct{}{}:
 		return nil
 	case <-k.stop:
-		return k.h.alive()
+		return k.ended()
 	case <-ctx.Done():
 		return fmt.Errorf("waiting to prove the lease: %w", ctx.Err())
 	}
+}
+
+// ended is why no question is asked any more.
+func (k *pgKeeper) ended() error {
+	if err := k.h.alive(); err != nil {
+		return err
+	}
+	return ErrReleased
 }
 
 // run lets fn use the guard on a goroutine of its own. A caller that gives up must not cut a question short: the driver
@@ -220,10 +228,7 @@ func (k *pgKeeper) run(ctx context.Context, limit time.Duration, fn func(context
 	case err := <-result:
 		return err
 	case <-k.stop:
-		if err := k.h.alive(); err != nil {
-			return err
-		}
-		return ErrReleased
+		return k.ended()
 	case <-ctx.Done():
 		return fmt.Errorf("proving the lease: %w", ctx.Err())
 	case <-over.C:
