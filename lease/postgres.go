@@ -87,16 +87,24 @@ func holdPostgres(ctx context.Context, o settled) (*Held, error) {
 	return begin(ctx, o, t, storeID, cfg, who, dialGuard)
 }
 
-// writable refuses a replica before anything tries to write to it.
+// writable refuses a replica, and a role without rights, before anything tries to write.
 func writable(ctx context.Context, cfg *pgx.ConnConfig, who claimant) error {
-	var readOnly string
 	s, err := dial(ctx, cfg, who, who.sess.writerName(), nil)
 	if err != nil {
 		return err
 	}
 	defer s.sever()
-	if err := s.conn.QueryRow(ctx, "SHOW transaction_read_only").Scan(&readOnly); err != nil {
-		return fmt.Errorf("asking the store whether it can be written: %w", err)
+	var there, create, write bool
+	err = s.conn.QueryRow(ctx, `SELECT to_regclass('qnetops_lease') IS NOT NULL, COALESCE(has_schema_privilege(current_schema(), 'CREATE'), false),
+		COALESCE(has_table_privilege(to_regclass('qnetops_lease'), 'INSERT') AND has_table_privilege(to_regclass('qnetops_lease'), 'UPDATE'), false)`).
+		Scan(&there, &create, &write)
+	switch {
+	case err != nil:
+		return fmt.Errorf("asking the store for our rights: %w", err)
+	case !there && !create:
+		return &RefusedError{Code: CodeUsage, What: "permission denied: the role may not create tables in this database", Advice: "let a role with that right run `qnetops lease show` once, or grant CREATE on the schema"}
+	case there && !write:
+		return &RefusedError{Code: CodeUsage, What: "permission denied: the role may not write to qnetops_lease", Advice: "grant SELECT, INSERT and UPDATE on the qnetops_ tables, and the use of their sequences"}
 	}
 	return nil
 }
