@@ -165,7 +165,7 @@ func TestOneShotVariableHolds(t *testing.T) {
 		if n := nodeOf(doc, "001"); n.Outcome != rolling.NodeHeld {
 			t.Errorf("%+v", n)
 		}
-		plan := tool.runner.Plan.Node("001")
+		plan := tool.plan.Node("001")
 		if plan.OnFail != "hold" || !slices.ContainsFunc(plan.LeftOut, func(i host.Item) bool { return i.Name == "QNET_CONFIRM_RESET" }) {
 			t.Errorf("plan %+v", plan)
 		}

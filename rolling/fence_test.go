@@ -40,17 +40,18 @@ func TestTwoRollsAtOnce(t *testing.T) {
 			mark := len(w.lab.Requests())
 			_, err = other.roll(other.spec("qnet:none-such", "003"))
 			var fenced *host.FencedError
-			if !errors.As(err, &fenced) || fenced.Record.Store != first.store.ID() || fenced.Record.Operation != first.runner.Op.ID() {
+			if !errors.As(err, &fenced) || fenced.Record.Store != first.store.ID() || fenced.Record.Operation != first.op() {
 				t.Errorf("a roll from another store: %v, want the fence's holder named before the image is asked for", err)
 			}
 			if got := w.lab.Requests()[mark:]; len(got) > 0 {
 				t.Errorf("it spoke to an engine: %v", got)
 			}
 			// One that did not look would be refused by the hosts themselves.
-			if _, err := other.acquire(t.Context()); !errors.As(err, &fenced) {
-				t.Errorf("its lease: %v", err)
+			claim, err := other.acquire(t.Context())
+			if err != nil {
+				t.Fatal(err)
 			}
-			token, err := other.lease.Raise(t.Context(), 1_000_000, "roll-of-another-store")
+			token, err := claim.Raise(t.Context(), 1_000_000, "roll-of-another-store")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -101,7 +102,7 @@ func TestInvariant1PausedOperatorChangesNothing(t *testing.T) {
 				}()
 				<-paused
 				second := w.takeLeaseAway(first)
-				if doc, err := second.resume(first.runner.Op.ID()); err != nil {
+				if doc, err := second.resume(first.op()); err != nil {
 					t.Fatalf("the second operator: %v, %+v", err, doc)
 				}
 				second.exit()
@@ -159,7 +160,7 @@ func (w *world) takeLeaseAway(first *tool) *tool {
 	w.Helper()
 	second := w.tool()
 	second.owner = "second@example.org"
-	token := first.lease.Token()
+	token := first.held.Token()
 	token.Owner = second.owner
 	second.lease = &takenLease{ctx: second.ctx, token: token}
 	return second
@@ -169,11 +170,12 @@ func (w *world) takeLeaseAway(first *tool) *tool {
 func TestNoLeaseNoChange(t *testing.T) {
 	inLab(t, lab.Config{Nodes: 1, Block: fast}, func(t *testing.T, w *world) {
 		tool := w.tool()
-		ctx, err := tool.acquire(t.Context())
+		claim, err := tool.acquire(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		token, err := tool.lease.Raise(ctx, 0, "roll-1")
+		ctx := claim.Context()
+		token, err := claim.Raise(ctx, 0, "roll-1")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -288,8 +288,23 @@ func TakeFences(ctx context.Context, f *fleet.Fleet, token lease.Token, must []s
 func ReleaseFences(ctx context.Context, f *fleet.Fleet, token lease.Token) error {
 	return fenceEach(ctx, f, token, func(ctx context.Context, w *host.Writer) error {
 		return w.ReleaseFence(ctx)
-	}, func(string, error) bool { return true })
+	}, func(_ string, err error) bool { return !isFenced(err) && !unreached(err) })
 }
+
+// unreached says that a host could not be spoken to at all. A fence that was
+// never taken there, or cannot be given back now, is settled by the store that
+// wrote it; it is no failure of what was done elsewhere.
+func unreached(err error) bool {
+	var never *unreachedError
+	return errors.As(err, &never)
+}
+
+// unreachedError marks a failure before the first request.
+type unreachedError struct{ err error }
+
+func (e *unreachedError) Error() string { return e.err.Error() }
+
+func (e *unreachedError) Unwrap() error { return e.err }
 
 func fenceEach(ctx context.Context, f *fleet.Fleet, token lease.Token, do func(context.Context, *host.Writer) error, counts func(string, error) bool) error {
 	var (
@@ -313,7 +328,7 @@ func fenceEach(ctx context.Context, f *fleet.Fleet, token lease.Token, do func(c
 func fenceOne(ctx context.Context, f *fleet.Fleet, token lease.Token, id string, do func(context.Context, *host.Writer) error) error {
 	conn, err := connOf(ctx, f, id)
 	if err != nil {
-		return err // a host that is down is not waited for here
+		return &unreachedError{err} // a host that is down is not waited for here
 	}
 	w, err := conn.Writer(ctx, token)
 	if err == nil {

@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/qnetops/qnetops/host"
-	"github.com/qnetops/qnetops/journal"
 	"github.com/qnetops/qnetops/lab"
 	"github.com/qnetops/qnetops/rolling"
 )
@@ -51,7 +50,7 @@ func TestRecoveryHalted(t *testing.T) {
 				t.Errorf("%s: %s, want the old one kept", id, names(got))
 			}
 		}
-		done := tool.runner.Op.ID()
+		done := tool.op()
 		tool.exit()
 		w.finishKept(done)
 		for _, id := range w.ids() {
@@ -67,36 +66,9 @@ func (w *world) finishKept(of string) {
 	w.Helper()
 	tool := w.tool()
 	defer tool.exit()
-	op, err := tool.store.Op(w.Context(), of)
-	if err != nil {
-		w.Fatal(err)
-	}
-	record, err := op.Record(w.Context())
-	if err != nil {
-		w.Fatal(err)
-	}
-	plan, err := rolling.LoadPlan(record.Plan, record.PlanDigest)
-	if err != nil {
-		w.Fatal(err)
-	}
-	ctx, err := tool.acquire(w.Context())
-	if err != nil {
-		w.Fatal(err)
-	}
-	end, err := tool.store.Begin(ctx, journal.Spec{Kind: "finish", Fleet: record.Fleet, Operator: tool.owner, Epoch: tool.lease.Token().Epoch})
-	if err != nil {
-		w.Fatal(err)
-	}
-	if err := tool.fence(ctx, of, targets(plan)); err != nil {
-		w.Fatal(err)
-	}
-	runner := &rolling.Runner{Fleet: tool.fleet, Op: end, Lease: tool.lease, Plan: plan, Emit: tool.event, Of: of}
-	results, err := runner.FinishAll(ctx)
-	if err != nil || len(results) != len(plan.Targets()) {
-		w.Errorf("finish: %v, %v", results, err)
-	}
-	if err := errors.Join(end.Finish(ctx, journal.Done, "done"), rolling.ReleaseFences(ctx, tool.fleet, tool.lease.Token())); err != nil {
-		w.Error(err)
+	doc, err := tool.ops().Finish(w.Context(), of)
+	if err != nil || len(doc.Nodes) != 4 {
+		w.Errorf("finish: %+v, %v", doc, err)
 	}
 }
 

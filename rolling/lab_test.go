@@ -25,7 +25,6 @@ import (
 	"github.com/qnetops/qnetops/lab"
 	"github.com/qnetops/qnetops/lab/engine"
 	"github.com/qnetops/qnetops/lease"
-	"github.com/qnetops/qnetops/observe"
 	"github.com/qnetops/qnetops/rolling"
 )
 
@@ -232,8 +231,10 @@ type tool struct {
 	db     *sqldb.DB
 	store  *journal.Store
 	fleet  *fleet.Fleet
-	lease  lease.Lease
-	runner *rolling.Runner
+	lease  lease.Lease // of a test's own
+	held   lease.Lease // by the process
+	began  string
+	plan   rolling.Plan        // of the last roll
 	emit   func(rolling.Event) // a test's hook, before the event is kept
 	ready  func()              // a test's hook, when the plan is confirmed and nothing has begun
 
@@ -303,8 +304,8 @@ func (t *tool) kill() {
 
 // exit is the ordinary end of a process, or what the kernel does after a kill.
 func (t *tool) exit() {
-	if t.lease != nil {
-		_ = t.lease.Release(context.WithoutCancel(t.ctx)) // a dead process's store is closed
+	if t.held != nil {
+		_ = t.held.Release(context.WithoutCancel(t.ctx)) // a dead process's store is closed
 	}
 	t.cancel()
 	t.fleet.Close()
@@ -312,12 +313,6 @@ func (t *tool) exit() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.dead = true
-}
-
-func (t *tool) killed() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.dead
 }
 
 func (t *tool) event(e rolling.Event) {
@@ -329,17 +324,41 @@ func (t *tool) event(e rolling.Event) {
 	t.w.events = append(t.w.events, e)
 }
 
-// look observes, gathers and decides.
-func (t *tool) look(ctx context.Context, spec rolling.Spec) (observe.View, rolling.Inputs, rolling.Plan, error) {
-	view, err := observe.Observe(ctx, t.fleet, observe.Options{})
-	if err != nil {
-		return view, rolling.Inputs{}, rolling.Plan{}, err
+// ops is what the commands use.
+func (t *tool) ops() *rolling.Operations {
+	return &rolling.Operations{Fleet: t.fleet, Store: t.store, Operator: t.owner, Emit: t.event, Acquire: t.acquire,
+		Began: func(id string) {
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			t.began = id
+		}}
+}
+
+// op is the id of the operation that this process began or took over last.
+func (t *tool) op() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.began
+}
+
+// acquire takes the lease, or uses one of a test's own.
+func (t *tool) acquire(ctx context.Context) (lease.Lease, error) {
+	if t.lease != nil {
+		return t.lease, nil
 	}
-	in, err := rolling.Gather(ctx, t.fleet, spec)
-	if err != nil {
-		return view, in, rolling.Plan{}, err
+	held, err := lease.Acquire(ctx, lease.Options{DB: t.db, Scope: t.fleet.Inventory().Name, Owner: t.owner})
+	if err == nil {
+		t.mu.Lock()
+		t.held = held
+		t.mu.Unlock()
 	}
-	return view, in, rolling.New(view, in, spec), nil
+	return held, err
+}
+
+// look decides as a command does before its question.
+func (t *tool) look(ctx context.Context, spec rolling.Spec) (rolling.Plan, error) {
+	p, err := t.ops().Propose(ctx, spec)
+	return p.Plan, err
 }
 
 // spec of a roll of the given nodes, none: all.
@@ -352,81 +371,32 @@ func (t *tool) spec(image string, targets ...string) rolling.Spec {
 
 // propose is the part before the question: fences, look, checks.
 func (t *tool) propose(ctx context.Context, spec rolling.Spec) (rolling.Plan, error) {
-	if _, err := rolling.ReadFences(ctx, t.fleet, t.store.ID()); err != nil {
+	ops := t.ops()
+	if err := ops.Free(ctx); err != nil {
 		return rolling.Plan{}, err
 	}
-	view, in, plan, err := t.look(ctx, spec)
+	p, err := ops.Propose(ctx, spec)
 	if err != nil {
-		return plan, err
+		return p.Plan, err
 	}
-	checks := rolling.Preflight(view, in, plan)
-	if !spec.RecoveryHalted && len(plan.Targets()) > 0 {
-		checks = append(checks, t.voters(ctx, plan.Targets()[0].ID))
-	}
-	t.w.note(plan)
-	t.w.note(checks)
-	if refused := rolling.Refusals(checks, plan); len(refused) > 0 {
-		return plan, &rolling.RefusedError{Checks: refused}
+	t.w.note(p.Plan)
+	t.w.note(p.Checks)
+	if err := p.Refused(); err != nil {
+		return p.Plan, err
 	}
 	if spec.RecoveryHalted {
-		return plan, rolling.Halted(ctx, func(ctx context.Context) (observe.View, error) {
-			return observe.Observe(ctx, t.fleet, observe.Options{})
-		}, t.fleet.Inventory().Block)
+		return p.Plan, ops.Standing(ctx)
 	}
-	return plan, nil
-}
-
-// voters is the quorum arithmetic of the first node, as the plan shows it.
-func (t *tool) voters(ctx context.Context, first string) observe.Check {
-	voters, err := observe.Quorum(ctx, t.fleet, first)
-	if err != nil {
-		return observe.Check{Name: "quorum", Verdict: observe.Unknown, Reason: err.Error()}
-	}
-	c := observe.Check{Name: "quorum", Verdict: observe.Fail, Reason: fmt.Sprintf("quorum %d of %d; %d vote without %s; not counted: %v",
-		voters.Committee.Quorum, len(voters.Committee.Members), voters.Count, first, voters.Missing())}
-	if voters.Enough() {
-		c.Verdict = observe.Pass
-	}
-	return c
-}
-
-// acquire takes the lease with an epoch above all the hosts have seen.
-func (t *tool) acquire(ctx context.Context) (context.Context, error) {
-	held := t.lease // of a test's own
-	if held == nil {
-		var err error
-		if held, err = lease.Acquire(ctx, lease.Options{DB: t.db, Scope: t.fleet.Inventory().Name, Owner: t.owner}); err != nil {
-			return nil, err
-		}
-		t.lease = held
-	}
-	highest, err := rolling.ReadFences(held.Context(), t.fleet, t.store.ID())
-	if err != nil {
-		return nil, err
-	}
-	_, err = held.Raise(held.Context(), highest, "")
-	return held.Context(), err
-}
-
-func (t *tool) fence(ctx context.Context, op string, must []string) error {
-	token, err := t.lease.Raise(ctx, 0, op)
-	if err != nil {
-		return err
-	}
-	return rolling.TakeFences(ctx, t.fleet, token, must)
-}
-
-func targets(plan rolling.Plan) []string {
-	var out []string
-	for _, p := range plan.Targets() {
-		out = append(out, p.ID)
-	}
-	return out
+	return p.Plan, nil
 }
 
 // roll is the command `qnetops roll`.
 func (t *tool) roll(spec rolling.Spec) (rolling.Document, error) {
 	doc, err := t.rollOnce(t.ctx, spec)
+	return t.said(doc, err)
+}
+
+func (t *tool) said(doc rolling.Document, err error) (rolling.Document, error) {
 	t.w.note(doc)
 	if err != nil {
 		t.w.note(err)
@@ -442,161 +412,43 @@ func (t *tool) rollOnce(ctx context.Context, spec rolling.Spec) (rolling.Documen
 	if len(plan.Targets()) == 0 {
 		return rolling.Document{Outcome: rolling.OutcomeDone}, nil
 	}
+	t.plan = plan
 	if t.ready != nil {
 		t.ready()
 	}
-	ctx, err = t.acquire(ctx)
-	if err != nil {
-		return rolling.Document{}, err
-	}
-	raw, err := json.Marshal(plan)
-	if err != nil {
-		return rolling.Document{}, err
-	}
-	op, err := t.store.Begin(ctx, journal.Spec{Kind: "roll", Fleet: t.fleet.Inventory().Name, Operator: t.owner, Epoch: t.lease.Token().Epoch, Plan: raw, PlanDigest: plan.Digest()})
-	if err != nil {
-		return rolling.Document{}, err
-	}
-	if err := t.fence(ctx, op.ID(), targets(plan)); err != nil {
-		_ = op.Finish(ctx, journal.Aborted, err.Error())
-		return rolling.Document{}, err
-	}
-	_, _, again, err := t.look(ctx, spec)
-	if err == nil && again.Digest() != plan.Digest() {
-		err = &rolling.PlanChangedError{Printed: plan.Digest(), Now: again.Digest()}
-	}
-	if err != nil {
-		_ = op.Finish(ctx, journal.Aborted, err.Error())
-		return rolling.Document{}, errors.Join(err, rolling.ReleaseFences(ctx, t.fleet, t.lease.Token()))
-	}
-	t.runner = &rolling.Runner{Fleet: t.fleet, Op: op, Lease: t.lease, Plan: plan, Emit: t.event}
-	doc, err := t.runner.Run(ctx)
-	return t.end(ctx, plan, doc, err)
-}
-
-// end is the last look and the last entry of a roll or a resume.
-func (t *tool) end(ctx context.Context, plan rolling.Plan, doc rolling.Document, cause error) (rolling.Document, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
-	defer cancel()
-	op := t.runner.Op
-	if cause == nil {
-		view, err := observe.Observe(ctx, t.fleet, observe.Options{})
-		if err != nil {
-			return doc, err
-		}
-		if wrong := rolling.Compare(view, plan); len(wrong) > 0 {
-			cause = &rolling.StoppedError{Operation: op.ID(), Reason: strings.Join(wrong, "; ")}
-		}
-	}
-	record, err := op.Record(ctx)
-	if err == nil && !record.State.Finished() {
-		state, summary := journal.Done, "done"
-		if cause != nil {
-			state, summary = stateOf(cause), cause.Error()
-		}
-		if err := op.Finish(ctx, state, summary); err != nil {
-			return doc, errors.Join(cause, err)
-		}
-		record.State = state
-	}
-	if record.State.Finished() {
-		cause = errors.Join(cause, rolling.ReleaseFences(ctx, t.fleet, t.lease.Token()))
-	}
-	return doc, cause
-}
-
-func stateOf(cause error) journal.State {
-	var doubt *rolling.InDoubtError
-	if errors.As(cause, &doubt) {
-		return journal.InDoubt
-	}
-	return journal.Stopped
-}
-
-// takeOver is what resume and abort begin with.
-func (t *tool) takeOver(id string) (context.Context, rolling.Plan, error) {
-	op, err := t.store.Op(t.ctx, id)
-	if err != nil {
-		return nil, rolling.Plan{}, err
-	}
-	record, err := op.Record(t.ctx)
-	if err != nil {
-		return nil, rolling.Plan{}, err
-	}
-	if record.State.Finished() {
-		return nil, rolling.Plan{}, fmt.Errorf("operation %s is %s: %w", id, record.State, journal.ErrFinished)
-	}
-	plan, err := rolling.LoadPlan(record.Plan, record.PlanDigest)
-	if err != nil {
-		return nil, plan, err
-	}
-	ctx, err := t.acquire(t.ctx)
-	if err != nil {
-		return nil, plan, err
-	}
-	if err := t.fence(ctx, id, targets(plan)); err != nil {
-		return nil, plan, err
-	}
-	if err := op.Resume(ctx, t.lease.Token().Epoch); err != nil {
-		return nil, plan, err
-	}
-	t.runner = &rolling.Runner{Fleet: t.fleet, Op: op, Lease: t.lease, Plan: plan, Emit: t.event}
-	if err := t.runner.Settle(ctx); err != nil {
-		_ = op.Finish(ctx, stateOf(err), err.Error())
-		return nil, plan, err
-	}
-	return ctx, plan, nil
+	return t.ops().Roll(ctx, spec, plan)
 }
 
 // resume is the command `qnetops resume OP`.
-func (t *tool) resume(id string) (rolling.Document, error) {
-	ctx, plan, err := t.takeOver(id)
-	var doc rolling.Document
-	if err == nil {
-		doc, err = t.runner.Run(ctx)
-		doc, err = t.end(ctx, plan, doc, err)
-	}
-	t.w.note(doc)
-	if err != nil {
-		t.w.note(err)
-	}
-	return doc, err
-}
+func (t *tool) resume(id string) (rolling.Document, error) { return t.said(t.ops().Resume(t.ctx, id)) }
 
 // abort is the command `qnetops abort OP`.
-func (t *tool) abort(id string) (rolling.Document, error) {
-	ctx, _, err := t.takeOver(id)
-	if err != nil {
-		t.w.note(err)
-		return rolling.Document{}, err
-	}
-	doc, err := t.runner.Abort(ctx)
-	if err != nil {
-		t.w.note(err)
-		return doc, errors.Join(err, t.runner.Op.Finish(ctx, stateOf(err), err.Error()))
-	}
-	t.w.note(doc)
-	return doc, errors.Join(t.runner.Op.Finish(ctx, journal.Aborted, "aborted"), rolling.ReleaseFences(ctx, t.fleet, t.lease.Token()))
-}
+func (t *tool) abort(id string) (rolling.Document, error) { return t.said(t.ops().Abort(t.ctx, id)) }
 
 // restore is the command `qnetops restore NODE`.
 func (t *tool) restore(id string) (rolling.NodeResult, error) {
-	restoring := &rolling.Restoring{Fleet: t.fleet, Emit: t.event}
-	plan, err := restoring.Look(t.ctx, id)
+	ops := t.ops()
+	plan, err := ops.LookBack(t.ctx, id, nil)
 	if err != nil {
 		return rolling.NodeResult{}, err
 	}
-	ctx, err := t.acquire(t.ctx)
-	if err != nil {
+	doc, err := t.said(ops.Restore(t.ctx, plan))
+	if len(doc.Nodes) == 0 {
 		return rolling.NodeResult{}, err
 	}
-	if err := t.fence(ctx, "restore-1", []string{id}); err != nil {
-		return rolling.NodeResult{}, err
+	return doc.Nodes[0], err
+}
+
+// told says whether a note of that name was emitted.
+func (w *world) told(name string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, e := range w.events {
+		if e.Kind == rolling.KindNote && e.Name == name {
+			return true
+		}
 	}
-	restoring.Lease = t.lease
-	result, err := restoring.Run(ctx, plan)
-	t.w.note(result)
-	return result, errors.Join(err, rolling.ReleaseFences(ctx, t.fleet, t.lease.Token()))
+	return false
 }
 
 // operations lists the journal, newest first.

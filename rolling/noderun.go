@@ -36,17 +36,17 @@ func stageOf(s host.Situation, p NodePlan) stage {
 		return stageStaged
 	case s.Current.ID != p.ContainerID && s.Aside != nil && s.Aside.ID == p.ContainerID:
 		return stageReplaced
-	case s.Current.ID != p.ContainerID && s.Aside == nil && s.Next == nil && finished(s):
+	case s.Aside == nil && s.Next == nil && s.Current.Running() && ours(s):
 		return stageRolled
 	}
 	return stageUnclear
 }
 
-// finished says whether the host's own log names a replace of this operation:
-// a container of another id without one was made by somebody else.
-func finished(s host.Situation) bool {
+// ours says whether the host's own log names the running container as the
+// successor that this operation put there; any other was made by somebody else.
+func ours(s host.Situation) bool {
 	for _, e := range s.Entries {
-		if e.Tx == "replace" && e.Outcome == host.Replaced {
+		if e.Tx == "replace" && e.Outcome == host.Replaced && e.Result != nil && e.Result.NewID == s.Current.ID {
 			return true
 		}
 	}
@@ -62,8 +62,14 @@ func (r *Runner) node(ctx context.Context, p NodePlan) (NodeResult, error) {
 	}
 	switch stageOf(situation, p) {
 	case stageRolled:
+		r.recall(ctx, p, situation.Current.ID, &result)
+		if len(result.Milestones) == 0 || firstFailed(result.Milestones) != nil {
+			// Somebody removed the old container before the successor had proven
+			// itself; it is still to be watched.
+			at := situation.Current.StartedAt
+			return r.reenter(ctx, p, result, host.ReplaceResult{Outcome: host.Replaced, NewID: situation.Current.ID, StartedAt: at, StoppedAt: at})
+		}
 		result.Outcome = NodeRolled
-		r.recall(ctx, p, &result)
 		return result, nil
 	case stageReplaced:
 		return r.reenter(ctx, p, result, replacedAs(situation))
@@ -266,7 +272,7 @@ func (r *Runner) expect(ctx context.Context, p NodePlan, done host.ReplaceResult
 		}
 	}
 	want.WaiveBuild, _ = r.Plan.waived("build_stamp")
-	want.Halted = r.Plan.RecoveryHalted
+	want.Halted = r.standing(ctx)
 	return want, nil
 }
 
@@ -305,7 +311,13 @@ func (r *Runner) milestones(ctx context.Context, p NodePlan, want Expectation) (
 	if err != nil {
 		return seen, err
 	}
-	return seen, r.record(ctx, p.ID+"/milestones", "milestones M0 to M4", seen)
+	return seen, r.record(ctx, p.ID+"/milestones", "milestones M0 to M4", proof{want.ContainerID, seen})
+}
+
+// proof is what one container showed; it says nothing about another one.
+type proof struct {
+	Container  string      `json:"container"`
+	Milestones []Milestone `json:"milestones"`
 }
 
 // finish ends the stay of the old container, unless a milestone was skipped:
@@ -364,6 +376,9 @@ func (r *Runner) PutBack(ctx context.Context, p NodePlan) (host.ReplaceResult, e
 		if situation.Aside == nil {
 			return nil, fmt.Errorf("no container is set aside: %w", host.ErrNotFound)
 		}
+		if err := r.oneShot(p.ID, situation.Aside); err != nil {
+			return nil, err
+		}
 		done, err = w.PutBack(ctx, host.PutBackRequest{Container: p.Container, AsideName: situation.Aside.Name,
 			FailedName: p.Container + "-failed-" + stamp, StopTimeoutSeconds: p.StopTimeout}, r.tx(p))
 		return done, err
@@ -391,7 +406,7 @@ func (r *Runner) restored(ctx context.Context, p NodePlan, result NodeResult, do
 		r.emit(Event{Node: p.ID, Kind: KindMilestone, Name: m.Name, State: m.Verdict, Text: "old container: " + m.Reason})
 	})
 	if err != nil {
-		stop.Err, stop.Interrupted = err, errors.Is(err, context.Canceled)
+		stop.Err, stop.Interrupted = err, interrupted(ctx, err)
 		return result, stop
 	}
 	if failed := firstFailed(seen); failed != nil {
@@ -430,10 +445,12 @@ func (r *Runner) lastLines(ctx context.Context, p NodePlan) []string {
 	return lines
 }
 
-// recall fills in what an earlier run of the operation wrote down.
-func (r *Runner) recall(ctx context.Context, p NodePlan, result *NodeResult) {
-	if raw := r.result(ctx, p.ID+"/milestones"); raw != nil {
-		_ = json.Unmarshal(raw, &result.Milestones) // shown only
+// recall fills in what an earlier run of the operation wrote down about the
+// container that runs now.
+func (r *Runner) recall(ctx context.Context, p NodePlan, container string, result *NodeResult) {
+	var seen proof
+	if raw := r.result(ctx, p.ID+"/milestones"); raw != nil && json.Unmarshal(raw, &seen) == nil && seen.Container == container {
+		result.Milestones = seen.Milestones
 	}
 	var done host.ReplaceResult
 	if raw := r.result(ctx, p.ID+"/replace"); raw != nil && json.Unmarshal(raw, &done) == nil && !done.StartedAt.IsZero() {

@@ -210,7 +210,7 @@ func TestSomebodyElse(t *testing.T) {
 		if got := w.touched(); !slices.Equal(got, []string{"002"}) {
 			t.Errorf("touched %v", got)
 		}
-		op := tool.runner.Op.ID()
+		op := tool.op()
 		tool.exit()
 		tool = w.tool()
 		doc, err = tool.abort(op)

@@ -103,16 +103,19 @@ type NodePlan struct {
 	Why    string `json:"why"`
 	Action string `json:"action"`
 	// ActionWhy is set where nothing is to be done.
-	ActionWhy     string      `json:"action_why,omitempty"`
-	ContainerID   string      `json:"container_id"`
-	FromRef       string      `json:"from_ref"`
-	FromDigest    string      `json:"from_digest"`
-	FromBuild     string      `json:"from_build"`
-	ToDigest      string      `json:"to_digest"`
-	StopTimeout   int         `json:"stop_timeout_seconds"`
-	OnFail        string      `json:"on_fail"`
-	OnFailWhy     string      `json:"on_fail_why"`
-	DataPath      string      `json:"data_path"`
+	ActionWhy   string `json:"action_why,omitempty"`
+	ContainerID string `json:"container_id"`
+	FromRef     string `json:"from_ref"`
+	FromDigest  string `json:"from_digest"`
+	FromBuild   string `json:"from_build"`
+	ToDigest    string `json:"to_digest"`
+	StopTimeout int    `json:"stop_timeout_seconds"`
+	OnFail      string `json:"on_fail"`
+	OnFailWhy   string `json:"on_fail_why"`
+	DataPath    string `json:"data_path"`
+	// Aside is set in a restore: the name of the container that comes back,
+	// whose id is ContainerID.
+	Aside         string      `json:"aside,omitempty"`
 	LinesHidden   bool        `json:"lines_hidden"`
 	Carried       []host.Item `json:"carried"`
 	LeftOut       []host.Item `json:"left_out"`

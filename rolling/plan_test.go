@@ -206,7 +206,7 @@ func container(id, state string) *host.ContainerFacts {
 
 func TestStageIsReadFromTheHost(t *testing.T) {
 	p := NodePlan{ID: "001", ContainerID: "old"}
-	done := []host.TxEntry{{Tx: "replace", Outcome: host.Replaced}}
+	done := []host.TxEntry{{Tx: "replace", Outcome: host.Replaced, Result: &host.ReplaceResult{NewID: "new"}}}
 	for _, c := range []struct {
 		name string
 		s    host.Situation
@@ -216,6 +216,8 @@ func TestStageIsReadFromTheHost(t *testing.T) {
 		{"staged", host.Situation{Current: container("old", "running"), Next: container("new", "created")}, stageStaged},
 		{"replaced", host.Situation{Current: container("new", "running"), Aside: container("old", "exited"), Entries: done}, stageReplaced},
 		{"finished", host.Situation{Current: container("new", "running"), Entries: done}, stageRolled},
+		{"somebody else's after ours", host.Situation{Current: container("theirs", "running"), Entries: done}, stageUnclear},
+		{"ours has ended", host.Situation{Current: container("new", "exited"), Entries: done}, stageUnclear},
 		{"somebody else's container", host.Situation{Current: container("new", "running")}, stageUnclear},
 		{"another container aside", host.Situation{Current: container("new", "running"), Aside: container("strange", "exited")}, stageUnclear},
 		{"nothing there", host.Situation{}, stageUnclear},
@@ -232,7 +234,7 @@ func TestStepsInDoubtAreSettledByLooking(t *testing.T) {
 	p := NodePlan{ID: "001", ContainerID: "old"}
 	waiting := host.Situation{Current: container("old", "running")}
 	replaced := host.Situation{Current: container("new", "running"), Aside: container("old", "exited")}
-	rolled := host.Situation{Current: container("new", "running"), Entries: []host.TxEntry{{Tx: "replace", Outcome: host.Replaced}}}
+	rolled := host.Situation{Current: container("new", "running"), Entries: []host.TxEntry{{Tx: "replace", Outcome: host.Replaced, Result: &host.ReplaceResult{NewID: "new"}}}}
 	for _, c := range []struct {
 		step string
 		s    host.Situation

@@ -22,7 +22,7 @@ const clockBound = time.Second
 // data or the fence may not.
 func Waivable(check string) bool {
 	switch check {
-	case "second_updater", "disk", "clock", "build_stamp", "producing", "fleet", "leftover":
+	case "second_updater", "disk", "clock", "build_stamp", "producing", "fleet", "leftover", "one_shot":
 		return true
 	}
 	return false
@@ -30,7 +30,7 @@ func Waivable(check string) bool {
 
 // WaivableChecks lists the names for --waive.
 func WaivableChecks() []string {
-	return []string{"build_stamp", "clock", "disk", "fleet", "leftover", "producing", "second_updater"}
+	return []string{"build_stamp", "clock", "disk", "fleet", "leftover", "one_shot", "producing", "second_updater"}
 }
 
 // Preflight lists what speaks for and against running the plan now. A check
@@ -71,13 +71,14 @@ func Refusals(checks []observe.Check, plan Plan) []observe.Check {
 
 func checkFleet(view observe.View, plan Plan) observe.Check {
 	c := observe.Check{Name: "fleet", Verdict: observe.Pass, Reason: "verdict " + string(view.Verdict)}
+	if view.Verdict == observe.Fork {
+		return observe.Check{Name: "fork", Verdict: observe.Fail, Reason: firstReason(view.Reasons, "nodes disagree about the chain")}
+	}
 	if plan.RecoveryHalted {
 		c.Reason += " (--recovery-halted)"
 		return c
 	}
 	switch view.Verdict {
-	case observe.Fork:
-		return observe.Check{Name: "fork", Verdict: observe.Fail, Reason: firstReason(view.Reasons, "nodes disagree about the chain")}
 	case observe.Stalled, observe.Halted:
 		c.Verdict = observe.Fail
 		c.Reason = fmt.Sprintf("the fleet is %s (%s); M3 and M4 cannot pass on a chain that stands; --recovery-halted is the mode for that", view.Verdict, firstReason(view.Reasons, "no reason"))

@@ -32,6 +32,9 @@ type Runner struct {
 	// one than Op (roll --finish); "" is Op itself.
 	Of string
 
+	// Waivers are counted beside those of the plan.
+	Waivers []Waiver
+
 	// electorate remembers the certificates read for the quorum arithmetic.
 	electorate *observe.Electorate
 }
@@ -83,7 +86,7 @@ type Document struct {
 // one take the same way, because every node is looked at first. The document
 // is complete whatever the error.
 func (r *Runner) Run(ctx context.Context) (Document, error) {
-	doc := Document{Schema: "qnetops/roll/v1", Operation: r.Op.ID(), PlanDigest: r.Plan.Digest(), Nodes: []NodeResult{}}
+	doc := Document{Schema: docSchema, Operation: r.Op.ID(), PlanDigest: r.Plan.Digest(), Nodes: []NodeResult{}}
 	for _, p := range r.Plan.Nodes {
 		doc.Nodes = append(doc.Nodes, NodeResult{ID: p.ID, Outcome: NodeUntouched, Reason: p.ActionWhy, Milestones: []Milestone{}})
 	}
@@ -213,11 +216,40 @@ func (r *Runner) backOut(ctx context.Context, ids []string, cause error) error {
 	defer cancel()
 	eachOf(cleanup, ids, func(ctx context.Context, id string) {
 		p := *r.Plan.Node(id)
-		_ = r.discard(ctx, p, r.nextName(p)) // a leftover is found by the next plan's check "leftover"
+		_ = r.clearStaged(ctx, p) // a leftover is found by the next plan's check "leftover"
 	})
 	r.note("backed out", cause.Error())
-	_ = r.Op.Finish(cleanup, journal.Aborted, "nothing was changed: "+cause.Error())
+	if err := r.Op.Finish(cleanup, journal.Aborted, "nothing was changed: "+cause.Error()); err != nil {
+		// A step is in doubt: a successor may be left on a host that is away.
+		return r.stopped("", errors.Join(cause, err))
+	}
 	return cause
+}
+
+// clearStaged removes what was staged on a host, waiting a while for an engine
+// that is restarting: it may be why the staging failed.
+func (r *Runner) clearStaged(ctx context.Context, p NodePlan) error {
+	for {
+		err := r.discardLost(ctx, p)
+		if !errors.Is(err, host.ErrEngineAway) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(3 * time.Second):
+		}
+	}
+}
+
+// waived returns the reason a check was waived with, now or in the plan.
+func (r *Runner) waived(check string) (string, bool) {
+	for _, w := range r.Waivers {
+		if w.Check == check {
+			return w.Reason, true
+		}
+	}
+	return r.Plan.waived(check)
 }
 
 // touched says whether any node of this operation was ever stopped.

@@ -9,6 +9,9 @@ import (
 	"github.com/qnetops/qnetops/observe"
 )
 
+// filePath is what a NAME_FILE may hold: a seed's words must not pass as one.
+var filePath = regexp.MustCompile(`^/[^\s]+$`)
+
 var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 // secretWords mark names whose values are secrets (facts 5.1: seeds, admin
@@ -38,6 +41,9 @@ func ParseSetEnv(assignment string) (host.EnvVar, error) {
 			}
 		}
 	}
+	if strings.HasSuffix(name, "_FILE") && !filePath.MatchString(value) {
+		return host.EnvVar{}, fmt.Errorf("%s must be the absolute path of a file in the container", name)
+	}
 	if strings.ContainsRune(value, 0) {
 		return host.EnvVar{}, fmt.Errorf("the value of %s holds a zero byte", name)
 	}
@@ -61,7 +67,12 @@ func Compare(view observe.View, plan Plan) []string {
 			out = append(out, fmt.Sprintf("%s runs %s, not %s", p.ID, n.Container.Digest, p.ToDigest))
 		case p.Action == ActionReplace && n.Container.ID == p.ContainerID:
 			out = append(out, p.ID+" still runs the old container")
+		case n.Verdict != observe.Healthy && !plan.RecoveryHalted:
+			out = append(out, fmt.Sprintf("%s is %s: %s", p.ID, n.Verdict, firstReason(n.Reasons, "no reason")))
 		}
+	}
+	if !plan.RecoveryHalted && (view.Verdict == observe.Stalled || view.Verdict == observe.Halted) {
+		out = append(out, "the fleet is "+string(view.Verdict)+": "+firstReason(view.Reasons, ""))
 	}
 	if view.Verdict == observe.Fork {
 		out = append(out, "the fleet is forked: "+firstReason(view.Reasons, ""))

@@ -73,6 +73,14 @@ func settledAs(step string, s host.Situation, p NodePlan) (journal.StepState, an
 	default:
 		return journal.StepFailed, nil
 	}
+	if p.Aside != "" && !s.Unsettled && s.Current != nil {
+		// A restore that died before its host began has no log there that would
+		// name the container aside; which one bears the name says enough.
+		if s.Current.ID == p.ContainerID {
+			return journal.StepDone, nil
+		}
+		return journal.StepFailed, nil
+	}
 	if at == stageUnclear {
 		return journal.StepInDoubt, nil
 	}

@@ -29,8 +29,14 @@ type watcher struct {
 	reentry   *Reentry
 	changed   func(Milestone)
 
-	lines   <-chan node.LogLine
-	hurry   chan struct{}
+	lines    <-chan node.LogLine
+	opening  chan (<-chan node.LogLine)
+	unfollow context.CancelFunc
+	follows  bool
+	hurry    chan struct{}
+	// offset is the host's clock less this machine's: what the engine dates is
+	// compared with what is timed here.
+	offset  time.Duration
 	fetched map[string]map[uint64]bool
 }
 
@@ -39,8 +45,17 @@ type watcher struct {
 func watch(ctx context.Context, f *fleet.Fleet, id, container string, want Expectation, changed func(Milestone)) ([]Milestone, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	w := &watcher{fleet: f, id: id, container: container, want: want, reentry: NewReentry(want), changed: changed,
+	w := &watcher{fleet: f, id: id, container: container, changed: changed,
 		hurry: make(chan struct{}, 1), fetched: map[string]map[uint64]bool{}}
+	w.opening = make(chan (<-chan node.LogLine), 1)
+	w.unfollow = func() {}
+	if conn, err := reach(ctx, f, id); err == nil {
+		bounded, done := context.WithTimeout(ctx, askLimit)
+		w.offset, _ = conn.Clock(bounded) // not known: taken as none, which the check clock has made sure of
+		done()
+	}
+	want.StartedAt = want.StartedAt.Add(-w.offset)
+	w.want, w.reentry = want, NewReentry(want)
 	every := max(want.Block, leastPoll)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -69,10 +84,14 @@ func watch(ctx context.Context, f *fleet.Fleet, id, container string, want Expec
 // sight takes one round of readings; what cannot be read stays nil.
 func (w *watcher) sight(ctx context.Context) Sighting {
 	s := Sighting{}
+	run := ctx
+	// Whatever hangs, the deadlines must be looked at.
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	defer cancel()
 	conn, err := reach(ctx, w.fleet, w.id)
 	var wg sync.WaitGroup
 	if err == nil {
-		w.stream(ctx, conn)
+		w.stream(run, conn)
 		wg.Add(2)
 		go func() { defer wg.Done(); w.sightContainer(ctx, conn, &s) }()
 		go func() { defer wg.Done(); w.sightNode(ctx, conn, &s) }()
@@ -92,14 +111,25 @@ func (w *watcher) sight(ctx context.Context) Sighting {
 // stream follows the log of the successor and the engine's events once per
 // connection; a die or start event brings the next look forward.
 func (w *watcher) stream(ctx context.Context, conn *fleet.Conn) {
-	if w.lines != nil {
+	select {
+	case w.lines = <-w.opening:
+	default:
+	}
+	if w.lines != nil || w.follows {
 		return
 	}
-	lines, err := observe.FollowLog(ctx, conn, w.container, w.want.StartedAt.Add(-time.Second))
-	if err != nil {
-		return
-	}
-	w.lines = lines
+	w.follows = true
+	w.unfollow()
+	ctx, w.unfollow = context.WithCancel(ctx)
+	go func() {
+		lines, err := observe.FollowLog(ctx, conn, w.container, w.want.StartedAt.Add(w.offset-time.Second))
+		if err != nil {
+			ended := make(chan node.LogLine)
+			close(ended)
+			lines = ended // the next look tries again
+		}
+		w.opening <- lines
+	}()
 	events, _ := conn.Engine().Events(ctx, time.Now(), w.container)
 	go func() {
 		for range events {
@@ -120,8 +150,11 @@ func (w *watcher) drain() []node.LogLine {
 		select {
 		case line, open := <-w.lines:
 			if !open {
-				w.lines = nil
+				w.lines, w.follows = nil, false
 				return out
+			}
+			if !line.Time.IsZero() {
+				line.Time = line.Time.Add(-w.offset)
 			}
 			out = append(out, line)
 		default:
@@ -137,7 +170,7 @@ func (w *watcher) sightContainer(ctx context.Context, conn *fleet.Conn, s *Sight
 	}
 	running := c.Running()
 	s.Running, s.ContainerID, s.State, s.ExitCode = &running, c.ID, c.State, c.ExitCode
-	s.RestartCount, s.StartedAt = &c.RestartCount, c.StartedAt
+	s.RestartCount, s.StartedAt = &c.RestartCount, c.StartedAt.Add(-w.offset)
 }
 
 func (w *watcher) sightNode(ctx context.Context, conn *fleet.Conn, s *Sighting) {

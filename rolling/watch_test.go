@@ -111,8 +111,8 @@ func TestLogLevelTwo(t *testing.T) {
 				t.Errorf("M3: %s", m.Reason)
 			}
 		}
-		if !tool.runner.Plan.Node("002").LinesHidden || tool.runner.Plan.Node("002").Carried == nil {
-			t.Errorf("plan %+v", tool.runner.Plan.Node("002"))
+		if !tool.plan.Node("002").LinesHidden || tool.plan.Node("002").Carried == nil {
+			t.Errorf("plan %+v", tool.plan.Node("002"))
 		}
 		w.clean()
 	})

@@ -78,6 +78,9 @@ func exitCode(ctx context.Context, err error) int {
 		refused    *rolling.RefusedError
 		refusedCmd *refusal
 		unfinished *journal.UnfinishedError
+		notOpen    *rolling.NotOpenError
+		changed    *rolling.PlanChangedError
+		noAside    *rolling.NothingAsideError
 	)
 	switch {
 	case err == nil:
@@ -91,7 +94,8 @@ func exitCode(ctx context.Context, err error) int {
 			return exitInterrupted
 		}
 		return exitStopped
-	case errors.As(err, &refused), errors.As(err, &refusedCmd), errors.As(err, &unfinished):
+	case errors.As(err, &refused), errors.As(err, &refusedCmd), errors.As(err, &unfinished),
+		errors.As(err, &notOpen), errors.As(err, &changed), errors.As(err, &noAside):
 		return exitRefused
 	case ctx.Err() != nil && errors.Is(err, context.Canceled):
 		return exitInterrupted

@@ -28,8 +28,11 @@ func TestLongKillMatrixOnRealHosts(t *testing.T) {
 		"guardian":   func(_ *exec.Cmd, id string) { f.killAgents(id, true) },
 		"both":       func(_ *exec.Cmd, id string) { f.killAgents(id, true); f.killAgents(id, false) },
 		"connection": func(_ *exec.Cmd, id string) { f.do(f.DropSSH(f.t.Context(), id)) },
-		"engine":     func(_ *exec.Cmd, id string) { f.do(f.KillEngine(f.t.Context(), id)); f.do(f.StartEngine(f.t.Context(), id)) },
-		"host":       func(_ *exec.Cmd, id string) { f.do(f.Reboot(f.t.Context(), id)) },
+		"engine": func(_ *exec.Cmd, id string) {
+			f.do(f.KillEngine(f.t.Context(), id))
+			f.do(f.StartEngine(f.t.Context(), id))
+		},
+		"host": func(_ *exec.Cmd, id string) { f.do(f.Reboot(f.t.Context(), id)) },
 	}
 	round, images := 0, []string{"qnet:v2", "qnet:v1"}
 	for _, what := range []string{"tool", "agent", "guardian", "both", "connection", "engine", "host"} {

@@ -2,16 +2,15 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v2"
 
 	"github.com/qnetops/qnetops/fleet"
-	"github.com/qnetops/qnetops/journal"
-	"github.com/qnetops/qnetops/observe"
+	"github.com/qnetops/qnetops/lease"
 	"github.com/qnetops/qnetops/rolling"
 )
 
@@ -78,51 +77,67 @@ func readRollSpec(c *cli.Context, s streams, g globals) (rolling.Spec, error) {
 	return spec, nil
 }
 
-// rollRun carries what one run of roll, resume or abort works with.
+// rollRun carries what one run of roll, resume, abort or restore works with.
 type rollRun struct {
-	s     streams
-	g     globals
-	inv   *fleet.Inventory
-	fleet *fleet.Fleet
-	tell  *teller
+	s    streams
+	g    globals
+	inv  *fleet.Inventory
+	ops  *rolling.Operations
+	tell *teller
 }
 
-func runRoll(ctx context.Context, s streams, g globals, spec rolling.Spec) error {
+// withFleet opens fleet, journal and progress for a command that changes a
+// fleet, and closes them after it.
+func withFleet(ctx context.Context, s streams, g globals, fn func(*rollRun) error) error {
 	inv, f, err := openFleet(ctx, s, g)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if err := targets(inv, g, &spec); err != nil {
-		return err
-	}
-	r := &rollRun{s: s, g: g, inv: inv, fleet: f, tell: newTeller(s, g, inv)}
-	defer r.tell.close()
-	r.tell.say("reading the fences of %d hosts of fleet %s (a new agent is placed first where it is missing)", len(inv.Hosts), inv.Name)
 	db, store, err := openJournal(ctx, g)
 	if err != nil {
 		return err
 	}
 	defer db.Close()
-	if _, err := rolling.ReadFences(ctx, f, store.ID()); err != nil {
-		return err
-	}
-	if err := unfinished(ctx, store, inv.Name); err != nil {
-		return err
-	}
-	plan, err := r.propose(ctx, spec)
-	if err != nil || g.dryRun {
-		return err
-	}
-	if len(plan.Targets()) == 0 {
-		return r.nothingToDo(plan)
-	}
-	if err := confirm(ctx, s, g, fmt.Sprintf("roll %d node(s) of fleet %s by plan %.12s?", len(plan.Targets()), inv.Name, plan.Digest())); err != nil {
-		return err
-	}
-	return r.withLease(ctx, db, store, func(ctx context.Context, held *mutation) error {
-		return r.start(ctx, held, spec, plan)
+	r := &rollRun{s: s, g: g, inv: inv, tell: newTeller(s, g, inv)}
+	defer r.tell.close()
+	r.ops = &rolling.Operations{Fleet: f, Store: store, Operator: operator(s), Waivers: g.waivers, Emit: r.tell.event, Began: r.tell.operation,
+		Acquire: func(ctx context.Context) (lease.Lease, error) { return acquire(ctx, s, g, db, inv.Name) }}
+	r.tell.say("reading the fences of %d hosts of fleet %s (a new agent is placed first where it is missing)", len(inv.Hosts), inv.Name)
+	return fn(r)
+}
+
+func runRoll(ctx context.Context, s streams, g globals, spec rolling.Spec) error {
+	return withFleet(ctx, s, g, func(r *rollRun) error {
+		if err := targets(r.inv, g, &spec); err != nil {
+			return err
+		}
+		if err := r.ops.Free(ctx); err != nil {
+			return err
+		}
+		plan, err := r.propose(ctx, spec)
+		if err != nil || g.dryRun {
+			return err
+		}
+		if len(plan.Targets()) == 0 {
+			return r.nothingToDo(plan)
+		}
+		if err := confirm(ctx, s, g, fmt.Sprintf("roll %d node(s) of fleet %s by plan %.12s?", len(plan.Targets()), r.inv.Name, plan.Digest())); err != nil {
+			return err
+		}
+		doc, err := r.ops.Roll(ctx, spec, plan)
+		return r.answer(doc, err)
 	})
+}
+
+// answer prints the document of an operation that came to exist; a fault in
+// printing it never hides what happened to the fleet.
+func (r *rollRun) answer(doc rolling.Document, cause error) error {
+	r.tell.close()
+	if doc.Operation == "" {
+		return cause
+	}
+	return errors.Join(cause, r.printDocument(doc, cause))
 }
 
 // targets fills in the ids to roll.
@@ -134,207 +149,36 @@ func targets(inv *fleet.Inventory, g globals, spec *rolling.Spec) error {
 	for _, h := range hosts {
 		spec.Targets = append(spec.Targets, h.ID)
 	}
-	if spec.Canary == "" {
+	if spec.Canary == "" || slices.Contains(spec.Targets, spec.Canary) {
 		return nil
 	}
-	for _, id := range spec.Targets {
-		if id == spec.Canary {
-			return nil
-		}
-	}
 	return &fleet.UnknownHostError{IDs: []string{spec.Canary}, Known: spec.Targets, Path: inv.Path + " (--canary)"}
-}
-
-// unfinished refuses early; Begin decides for good.
-func unfinished(ctx context.Context, store *journal.Store, name string) error {
-	records, err := store.List(ctx, name)
-	if err != nil {
-		return err
-	}
-	for _, rec := range records {
-		if !rec.State.Finished() {
-			return &journal.UnfinishedError{ID: rec.ID, Kind: rec.Kind, State: rec.State}
-		}
-	}
-	return nil
-}
-
-// look observes, gathers and decides: the same three steps before the question
-// and again under the lease.
-func (r *rollRun) look(ctx context.Context, spec rolling.Spec) (observe.View, rolling.Inputs, rolling.Plan, error) {
-	view, err := observe.Observe(ctx, r.fleet, observe.Options{})
-	if err != nil {
-		return view, rolling.Inputs{}, rolling.Plan{}, err
-	}
-	in, err := rolling.Gather(ctx, r.fleet, spec)
-	if err != nil {
-		return view, in, rolling.Plan{}, err
-	}
-	return view, in, rolling.New(view, in, spec), nil
 }
 
 // propose prints the plan with its checks and refuses it where they do.
 func (r *rollRun) propose(ctx context.Context, spec rolling.Spec) (rolling.Plan, error) {
 	r.tell.say("looking at the nodes")
-	view, in, plan, err := r.look(ctx, spec)
+	p, err := r.ops.Propose(ctx, spec)
 	if err != nil {
-		return plan, err
+		return p.Plan, err
 	}
-	checks := rolling.Preflight(view, in, plan)
-	if len(plan.Targets()) > 0 {
-		checks = append(checks, r.voters(ctx, plan)...)
+	if err := r.printPlan(p.Plan, p.Checks); err != nil {
+		return p.Plan, err
 	}
-	if err := r.printPlan(plan, checks); err != nil {
-		return plan, err
-	}
-	if refused := rolling.Refusals(checks, plan); len(refused) > 0 {
-		return plan, &rolling.RefusedError{Checks: refused}
+	if err := p.Refused(); err != nil {
+		return p.Plan, err
 	}
 	if spec.RecoveryHalted {
-		return plan, rolling.Halted(ctx, func(ctx context.Context) (observe.View, error) {
-			return observe.Observe(ctx, r.fleet, observe.Options{})
-		}, r.inv.Block)
+		return p.Plan, r.ops.Standing(ctx)
 	}
-	return plan, nil
-}
-
-// voters shows the quorum arithmetic of the first node; every node's own is
-// measured again at its turn. Only arithmetic that could never hold refuses.
-func (r *rollRun) voters(ctx context.Context, plan rolling.Plan) []observe.Check {
-	if plan.RecoveryHalted {
-		return nil
-	}
-	first := plan.Targets()[0]
-	c := observe.Check{Name: "quorum", Verdict: observe.Unknown}
-	voters, err := observe.Quorum(ctx, r.fleet, first.ID)
-	if err != nil {
-		c.Reason = err.Error()
-		return []observe.Check{c}
-	}
-	c.Reason = fmt.Sprintf("committee of %d (window %d), quorum %d; %d vote without %s",
-		len(voters.Committee.Members), voters.Committee.Index, voters.Committee.Quorum, voters.Count, first.ID)
-	c.Verdict = observe.Pass
-	if !voters.Enough() {
-		c.Verdict = observe.Fail
-		c.Reason += "; not counted: " + strings.Join(voters.Missing(), ", ")
-	}
-	return []observe.Check{c}
-}
-
-// start begins the operation under the lease: the fleet is looked at again and
-// the plan must come out the same, or nothing is done.
-func (r *rollRun) start(ctx context.Context, held *mutation, spec rolling.Spec, plan rolling.Plan) error {
-	raw, err := json.Marshal(plan)
-	if err != nil {
-		return err
-	}
-	op, err := held.store.Begin(ctx, journal.Spec{Kind: "roll", Fleet: r.inv.Name, Operator: operator(r.s), Epoch: held.lease.Token().Epoch,
-		Plan: raw, PlanDigest: plan.Digest(), Waivers: waivers(r.s, plan)})
-	if err != nil {
-		return err
-	}
-	r.tell.operation(op.ID())
-	if err := held.fence(ctx, r.fleet, op.ID(), ids(plan)); err != nil {
-		_ = op.Finish(context.WithoutCancel(ctx), journal.Aborted, "the fence was refused, nothing was changed: "+err.Error())
-		return err
-	}
-	_, _, again, err := r.look(ctx, spec)
-	if err == nil && again.Digest() != plan.Digest() {
-		err = &rolling.PlanChangedError{Printed: plan.Digest(), Now: again.Digest()}
-	}
-	if err != nil {
-		_ = op.Finish(context.WithoutCancel(ctx), journal.Aborted, "nothing was changed: "+err.Error())
-		return errors.Join(err, held.unfence(ctx, r.fleet))
-	}
-	runner := &rolling.Runner{Fleet: r.fleet, Op: op, Lease: held.lease, Plan: plan, Emit: r.tell.event}
-	doc, err := runner.Run(ctx)
-	return r.end(ctx, held, op, doc, err)
-}
-
-func ids(plan rolling.Plan) []string {
-	var out []string
-	for _, p := range plan.Targets() {
-		out = append(out, p.ID)
-	}
-	return out
-}
-
-func waivers(s streams, plan rolling.Plan) []journal.Waiver {
-	var out []journal.Waiver
-	for _, w := range plan.Waivers {
-		out = append(out, journal.Waiver{Check: w.Check, Reason: w.Reason, By: operator(s)})
-	}
-	return out
-}
-
-// end looks at the fleet once more: the exit code and the last line come from
-// what is there now, not from what was intended.
-func (r *rollRun) end(ctx context.Context, held *mutation, op *journal.Op, doc rolling.Document, cause error) error {
-	ctx, cancel := detached(ctx)
-	defer cancel()
-	plan, err := journaledPlan(ctx, op)
-	if err == nil && cause == nil {
-		cause = r.verify(ctx, op.ID(), plan, &doc)
-	}
-	record, err := op.Record(ctx)
-	if err == nil && !record.State.Finished() {
-		state, summary := journal.Done, "every node passed its milestones"
-		if cause != nil {
-			state, summary = stateOf(cause), cause.Error()
-		}
-		if err := op.Finish(ctx, state, summary); err != nil {
-			cause = errors.Join(cause, err)
-		} else {
-			record.State = state
-		}
-	}
-	if record.State.Finished() {
-		cause = errors.Join(cause, held.unfence(ctx, r.fleet))
-	}
-	r.tell.close()
-	if err := r.printDocument(doc, cause); err != nil {
-		return err
-	}
-	return cause
-}
-
-func stateOf(cause error) journal.State {
-	var doubt *rolling.InDoubtError
-	if errors.As(cause, &doubt) {
-		return journal.InDoubt
-	}
-	return journal.Stopped
-}
-
-// verify compares the last look with the plan.
-func (r *rollRun) verify(ctx context.Context, op string, plan rolling.Plan, doc *rolling.Document) error {
-	view, err := observe.Observe(ctx, r.fleet, observe.Options{})
-	if err != nil {
-		return &rolling.StoppedError{Operation: op, Reason: "the last look at the fleet failed", Err: err}
-	}
-	if wrong := rolling.Compare(view, plan); len(wrong) > 0 {
-		doc.Outcome = rolling.OutcomeStopped
-		return &rolling.StoppedError{Operation: op, Reason: "the last look at the fleet shows something else than the plan: " + strings.Join(wrong, "; ")}
-	}
-	r.tell.say("fleet %s is %s", view.Fleet, view.Verdict)
-	return nil
+	return p.Plan, nil
 }
 
 func (r *rollRun) nothingToDo(plan rolling.Plan) error {
+	r.tell.close()
 	doc := rolling.Document{Schema: "qnetops/roll/v1", PlanDigest: plan.Digest(), Outcome: rolling.OutcomeDone, Nodes: []rolling.NodeResult{}}
 	for _, p := range plan.Nodes {
 		doc.Nodes = append(doc.Nodes, rolling.NodeResult{ID: p.ID, Outcome: rolling.NodeUntouched, Reason: p.ActionWhy, Milestones: []rolling.Milestone{}})
 	}
 	return r.printDocument(doc, nil)
-}
-
-func journaledPlan(ctx context.Context, op *journal.Op) (rolling.Plan, error) {
-	record, err := op.Record(ctx)
-	if err != nil {
-		return rolling.Plan{}, err
-	}
-	if record.Kind != "roll" {
-		return rolling.Plan{}, &refusal{text: fmt.Sprintf("operation %s is a %s, not a roll", record.ID, record.Kind)}
-	}
-	return rolling.LoadPlan(record.Plan, record.PlanDigest)
 }
