@@ -108,7 +108,7 @@ func TestDecideFromEverywhere(t *testing.T) {
 	states := []string{"", "created", "running", "paused", "restarting", "exited", "dead"}
 	policies := []Policy{{Name: "no"}, always, {Name: "on-failure", MaximumRetryCount: 3}}
 	n := 0
-	for _, back := range []bool{false, true} {
+	for _, mode := range []struct{ back, hold bool }{{false, false}, {true, false}, {false, true}, {true, true}} {
 		for _, os := range states {
 			for _, op := range policies {
 				for _, on := range []string{"node", "node-pre"} {
@@ -123,13 +123,24 @@ func TestDecideFromEverywhere(t *testing.T) {
 									w := &world{o: observation{
 										Old:  seen{Exists: os != "", Name: on, State: os, Policy: op, StartedAt: "t0"},
 										Next: seen{Exists: ns != "", Name: nn, State: ns, Policy: np}}}
-									w.add(TxEntry{Step: stepBegin, Spec: testSpec(back)})
+									spec := testSpec(mode.back)
+									if mode.hold {
+										spec.Hold = "test"
+									}
+									w.add(TxEntry{Step: stepBegin, Spec: spec})
 									if open {
 										w.add(TxEntry{Step: stepStartNext, State: TxIntent})
 									}
 									start := w.o
-									end := w.settle(t, map[string]int{})
+									refuse := map[string]int{}
+									if mode.hold && n%2 == 0 {
+										refuse[stepStartNext] = 1000
+									}
+									end := w.settle(t, refuse)
 									checkEnd(t, start, w.o, end)
+									if mode.hold {
+										checkHold(t, start, w, end)
+									}
 								}
 							}
 						}
@@ -138,7 +149,7 @@ func TestDecideFromEverywhere(t *testing.T) {
 			}
 		}
 	}
-	if n < 3000 {
+	if n < 6000 {
 		t.Errorf("only %d combinations", n)
 	}
 }
@@ -155,12 +166,71 @@ func checkEnd(t *testing.T, start, o observation, end action) {
 		if !old.runs() || old.Name != "node" || old.Policy != always || next.runs() || next.Exists && (next.Policy.Name != "no" || next.Name != "node-failed") {
 			t.Errorf("from %+v: put back, but %+v", start, o)
 		}
+	case Held:
+		if old.runs() || next.runs() || old.Policy.Name != "no" || old.Name != "node-pre" || next.Exists && (next.Policy.Name != "no" || next.Name != "node-failed") {
+			t.Errorf("from %+v: held, but %+v", start, o)
+		}
 	default:
 		if start.Old.Exists {
 			t.Errorf("from %+v: in doubt although the old container exists: %s", start, end.Why)
 		}
 		if old.runs() && next.runs() {
 			t.Errorf("from %+v: both run", start)
+		}
+	}
+}
+
+// checkHold wants that the old container was never started, and that the node is
+// held only where its successor cannot start.
+func checkHold(t *testing.T, start observation, w *world, end action) {
+	t.Helper()
+	refused := start.Next.Exists == false
+	for _, e := range w.log {
+		if e.Step == stepStartOld {
+			t.Errorf("from %+v: the old container was started again", start)
+		}
+		refused = refused || e.Step == stepStartNext && e.State == TxFailed
+	}
+	if end.Outcome == Held && !refused && end.Why == "" {
+		t.Errorf("from %+v: held without a reason", start)
+	}
+	if end.Outcome == Held && !refused && start.Next.State != "exited" && start.Next.State != "created" && start.Next.State != "dead" {
+		t.Errorf("from %+v: held although the successor could run", start)
+	}
+}
+
+// TestDecideHoldWithRefusals: with no way back, whatever the engine refuses, the
+// old container is not started and a successor that runs is not stopped for it.
+func TestDecideHoldWithRefusals(t *testing.T) {
+	for _, byName := range []bool{false, true} { // the log says so, or the container shows it
+		for _, step := range []string{stepStopOld, stepOldNo, stepNextPolicy, stepStartNext, stepOldAside, stepNextName, stepNextFailed, stepOldPolicy} {
+			for _, times := range []int{1, 1000} {
+				w := &world{o: observation{Old: seen{Exists: true, Name: "node", State: "running", Policy: always, StartedAt: "t0"},
+					Next: seen{Exists: true, Name: "node-next", State: "created", Policy: Policy{Name: "no"}}}}
+				spec := testSpec(false)
+				if byName {
+					w.o.Old.OneShot = "QNET_ROLLBACK_TO_HEIGHT"
+				} else {
+					spec.Hold = "test"
+				}
+				w.add(TxEntry{Step: stepBegin, Spec: spec})
+				end := w.settle(t, map[string]int{step: times})
+				name := fmt.Sprintf("%s refused %d times, by name %v", step, times, byName)
+				checkHold(t, w.o, w, end)
+				want, runs := Replaced, true
+				switch {
+				case step == stepStartNext:
+					want, runs = Held, false
+				case times == 1:
+				case step == stepStopOld, step == stepOldNo:
+					want = PutBack // it was never stopped
+				case step == stepNextPolicy, step == stepOldAside, step == stepNextName:
+					want = InDoubt
+				}
+				if end.Outcome != want || (w.o.Old.runs() != w.o.Next.runs()) != runs {
+					t.Errorf("%s: %s (%s), old %s, successor %s", name, end.Outcome, end.Why, w.o.Old.State, w.o.Next.State)
+				}
+			}
 		}
 	}
 }

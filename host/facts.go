@@ -279,7 +279,7 @@ func secretsOf(inspect, image object) []string {
 			}
 		}
 		for _, v := range append(strings.Split(e.value, "\n"), e.value) {
-			if len(v) >= least {
+			if len(v) >= least && !slices.Contains(out, v) {
 				out = append(out, v)
 			}
 		}

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -172,6 +173,17 @@ func (r *rig) settled(rep StageReport, what string) Outcome {
 		outcome, run, rest, name = PutBack, old, next, nodeName+"-failed-1"
 	}
 	pol := func(c *fakeContainer) string { return str(sub(c.host, "RestartPolicy"), "Name") }
+	if len(oneShotIn(r.e.view(old))) > 0 {
+		if slices.ContainsFunc(r.e.counted, func(s string) bool { return strings.HasSuffix(s, "/"+old.id+"/start") }) {
+			r.t.Errorf("%s: a container with a one-shot variable was started again", what)
+		}
+		if old.status != "running" && next.status != "running" {
+			if old.name != nodeName+"-pre-1" || pol(old) != "no" || next.name != nodeName+"-failed-1" || pol(next) != "no" {
+				r.t.Errorf("%s: held with old %s (policy %s), successor %s (policy %s)", what, old.name, pol(old), next.name, pol(next))
+			}
+			return Held
+		}
+	}
 	if run.status != "running" || run.name != nodeName || pol(run) != "always" {
 		r.t.Errorf("%s: node runs on %s (%s, policy %s)", what, run.name, run.status, pol(run))
 	}
@@ -227,26 +239,79 @@ var faults = []fault{
 	{"both killed after", "after", func(r *rig) hookResult { r.killA(); r.killGuards(); return hookResult{drop: true} }, true},
 }
 
+// play is one kind of replace.
+type play struct {
+	name    string
+	oneShot bool // the old container carries a variable that acts at every start
+	bad     bool // the successor cannot start
+	want    Outcome
+	never   []Outcome
+}
+
+var plays = []play{
+	{"good", false, false, Replaced, []Outcome{Held}},
+	{"bad", false, true, PutBack, []Outcome{Replaced, Held}},
+	{"one-shot", true, false, Replaced, nil},
+	{"one-shot bad", true, true, Held, []Outcome{Replaced}},
+}
+
+// stageFor stages a successor as the play has it.
+func (r *rig) stageFor(p play) StageReport {
+	r.t.Helper()
+	if p.oneShot {
+		r.e.mu.Lock()
+		c := r.e.find(nodeName)
+		c.cfg["Env"] = append(list(c.cfg, "Env"), "QNET_ROLLBACK_TO_HEIGHT=5")
+		r.e.mu.Unlock()
+	}
+	rep := r.stage()
+	if p.bad {
+		r.e.mu.Lock()
+		r.e.find(nodeName + "-next").startErr = "driver failed programming external connectivity: port is already allocated"
+		r.e.mu.Unlock()
+	}
+	return rep
+}
+
+// strike lets a fault hit the n-th engine request from now on.
+func (r *rig) strike(f fault, n int) (struck *bool) {
+	struck = new(bool)
+	r.e.mu.Lock()
+	defer r.e.mu.Unlock()
+	r.e.count = true
+	n += len(r.e.counted)
+	r.e.hook = func(i int, when string) hookResult {
+		if i == n && when == f.when && !*struck {
+			*struck = true
+			return f.hit(r)
+		}
+		return hookResult{}
+	}
+	return struck
+}
+
+// closed checks that no log on the host is open.
+func (r *rig) closed(what string) {
+	r.t.Helper()
+	logs, err := r.cfg.allTx()
+	if err != nil {
+		r.t.Error(err)
+	}
+	for _, l := range logs {
+		if p := replay(l); p.unsettled() || p.inDoubt() {
+			r.t.Errorf("%s: the log is still open or in doubt", what)
+		}
+	}
+}
+
 // scenario runs one replace with a fault at request n; it says whether the fault struck.
-func scenario(t *testing.T, dir string, f fault, n int, spoil func(*rig)) (struck bool, outcome Outcome) {
+func scenario(t *testing.T, dir string, f fault, n int, p play) (hit bool, outcome Outcome) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, dir)
 		defer r.end()
 		r.connect(claim1)
-		rep := r.stage()
-		if spoil != nil {
-			spoil(r)
-		}
-		r.e.mu.Lock()
-		r.e.count = true
-		r.e.hook = func(i int, when string) hookResult {
-			if i == n && when == f.when && !struck {
-				struck = true
-				return f.hit(r)
-			}
-			return hookResult{}
-		}
-		r.e.mu.Unlock()
+		rep := r.stageFor(p)
+		struck := r.strike(f, n)
 		what := fmt.Sprintf("request %d, %s", n, f.name)
 		res, err := r.w.Replace(r.ctx, replaceRequest(rep), nil)
 		if err == nil && res.Outcome == InDoubt {
@@ -277,17 +342,10 @@ func scenario(t *testing.T, dir string, f fault, n int, spoil func(*rig)) (struc
 		if err == nil && res.Outcome != outcome {
 			t.Errorf("%s: reported %s, is %s", what, res.Outcome, outcome)
 		}
-		logs, lerr := r.cfg.allTx()
-		if lerr != nil {
-			t.Error(lerr)
-		}
-		for _, l := range logs {
-			if replay(l).unsettled() {
-				t.Errorf("%s: the log is still open", what)
-			}
-		}
+		r.closed(what)
+		hit = *struck
 	})
-	return struck, outcome
+	return hit, outcome
 }
 
 // sample is how many requests a sweep goes on at a time: every one, or with
@@ -300,24 +358,18 @@ func sample() int {
 }
 
 // TestSweepReplace lets every fault strike at every engine request of a replace
-// that would succeed, and of one whose successor cannot start.
+// that would succeed, and of one whose successor cannot start, with a way back
+// and without.
 func TestSweepReplace(t *testing.T) {
-	for name, spoil := range map[string]func(*rig){
-		"good": nil,
-		"bad": func(r *rig) {
-			r.e.mu.Lock()
-			defer r.e.mu.Unlock()
-			r.e.find(nodeName + "-next").startErr = "driver failed programming external connectivity: port is already allocated"
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
+	for _, p := range plays {
+		t.Run(p.name, func(t *testing.T) {
 			for i, f := range faults {
 				t.Run(f.name, func(t *testing.T) {
 					t.Parallel()
 					outcomes := map[Outcome]int{}
 					n := 1 + i%sample()
 					for ; n < 200; n += sample() {
-						struck, out := scenario(t, tempDir(t), f, n, spoil)
+						struck, out := scenario(t, tempDir(t), f, n, p)
 						outcomes[out]++
 						if !struck || t.Failed() {
 							break
@@ -326,11 +378,13 @@ func TestSweepReplace(t *testing.T) {
 					if n < 15 {
 						t.Errorf("struck at %d requests only", n-1)
 					}
-					if name == "bad" && outcomes[Replaced] > 0 {
-						t.Errorf("replaced by what cannot start: %v", outcomes)
+					for _, o := range p.never {
+						if outcomes[o] > 0 {
+							t.Errorf("%s: %v", o, outcomes)
+						}
 					}
-					if name == "good" && outcomes[Replaced] == 0 {
-						t.Errorf("never replaced: %v", outcomes)
+					if outcomes[p.want] == 0 {
+						t.Errorf("never %s: %v", p.want, outcomes)
 					}
 				})
 			}
@@ -427,4 +481,110 @@ func TestSweepPutBack(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestSweepNextContact lets both processes die at every change of a replace, and
+// then every fault strike while the next contact settles, at every third request
+// of it and each time at others. Where the fault leaves nobody who could go on,
+// the contact after that does.
+func TestSweepNextContact(t *testing.T) {
+	var both []fault
+	for _, f := range faults {
+		if f.later {
+			both = append(both, f)
+		}
+	}
+	far, of := 3, []play{plays[0], plays[1], plays[3]}
+	if testing.Short() {
+		far, of = 11, []play{plays[0], plays[3]}
+	}
+	for _, p := range of {
+		t.Run(p.name, func(t *testing.T) {
+			at := changesOf(t, p)
+			for i, f := range faults {
+				t.Run(f.name, func(t *testing.T) {
+					t.Parallel()
+					hits := 0
+					for k := i % min(sample(), 3); k < len(at); k += min(sample(), 3) {
+						for m := 1 + (i+k)%far; ; m += far {
+							if !nextContact(t, tempDir(t), p, both[(i+k)%len(both)], at[k], f, m) || t.Failed() {
+								break
+							}
+							hits++
+						}
+					}
+					if hits == 0 {
+						t.Error("never struck")
+					}
+				})
+			}
+		})
+	}
+}
+
+// changesOf finds the engine requests of a replace that change something.
+func changesOf(t *testing.T, p play) (at []int) {
+	dir := tempDir(t)
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, dir)
+		defer r.end()
+		r.connect(claim1)
+		rep := r.stageFor(p)
+		r.strike(fault{}, 0)
+		if res, err := r.w.Replace(r.ctx, replaceRequest(rep), nil); err != nil || res.Outcome != p.want {
+			t.Errorf("%+v %v", res, err)
+		}
+		for i, c := range r.e.counted {
+			if strings.HasPrefix(c, "POST") {
+				at = append(at, i+1)
+			}
+		}
+	})
+	if len(at) < 5 {
+		t.Fatalf("only %d changes", len(at))
+	}
+	return at
+}
+
+func nextContact(t *testing.T, dir string, p play, first fault, n int, f fault, m int) (struck bool) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, dir)
+		defer r.end()
+		r.connect(claim1)
+		rep := r.stageFor(p)
+		hit := r.strike(first, n)
+		_, _ = r.w.Replace(r.ctx, replaceRequest(rep), nil)
+		time.Sleep(time.Minute)
+		r.client.Close()
+		if !*hit {
+			t.Fatalf("%s at %d did not strike", first.name, n)
+		}
+		r.connect(Claim{Fleet: "f", Store: "s", Owner: "bob", Operation: "roll-2", Epoch: 8})
+		hit = r.strike(f, m)
+		_, err := r.w.TakeFence(r.ctx)
+		what := fmt.Sprintf("replace: %s at %d, then %s at %d", first.name, n, f.name, m)
+		time.Sleep(20 * time.Minute)
+		r.client.Close()
+		time.Sleep(time.Minute)
+		r.quiet()
+		r.e.mu.Lock()
+		r.e.hook = nil
+		r.e.mu.Unlock()
+		struck = *hit
+		if !struck && err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		// Until its first look at both containers, a contact waits for it 30 s only and says so.
+		if left, lerr := newOps(r.cfg).anyOpen(); lerr != nil || struck && f.later || left && m <= 4 && strings.Contains(f.name, "five minutes") {
+			r.connect(Claim{Fleet: "f", Store: "s", Owner: "cyd", Operation: "roll-3", Epoch: 9})
+			if _, err = r.w.TakeFence(r.ctx); err != nil || lerr != nil {
+				t.Errorf("%s: the contact after that: %v %v", what, err, lerr)
+			}
+		}
+		if out := r.settled(rep, what); slices.Contains(p.never, out) {
+			t.Errorf("%s: %s", what, out)
+		}
+		r.closed(what)
+	})
+	return struck
 }
