@@ -228,7 +228,8 @@ func TestReadsThatNothingAllowsOnALab(t *testing.T) {
 	})
 }
 
-// A node that is down is told as that on either way.
+// A node that is down is told as that on either way; where the channel is
+// allowed, that nothing listens is no reason to take the agent.
 func TestNodeThatIsDownBehindTheAgent(t *testing.T) {
 	labFleet(t, lab.Config{Nodes: 4, Host: hostsThatRefuse}, nil, func(t *testing.T, l *lab.Lab, f *Fleet) {
 		c, err := f.Conn(t.Context(), "001")
@@ -246,6 +247,21 @@ func TestNodeThatIsDownBehindTheAgent(t *testing.T) {
 		var away *host.Error
 		if !errors.As(err, &away) || away.Code != host.CodeNodeAway || !strings.Contains(away.Hint(), "is the node up") {
 			t.Errorf("%v, want %s", err, host.CodeNodeAway)
+		}
+		direct, err := f.Conn(t.Context(), "004")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h, err = l.Host("004"); err != nil {
+			t.Fatal(err)
+		}
+		if err := h.Engine().StopContainer(direct.Host().Container); err != nil {
+			t.Fatal(err)
+		}
+		_, err = direct.Node().Healthz(t.Context())
+		var refused *ForwardingError
+		if !errors.As(err, &refused) || refused.Denied || direct.runningAgent() != nil || direct.noAgent.Load() != nil {
+			t.Errorf("%v, want a ForwardingError and no agent", err)
 		}
 		var fault *EngineError
 		if _, err := c.Engine().Logs(t.Context(), c.Host().Container+"-pre-x", LogOptions{}); !errors.As(err, &fault) || fault.Fault != EngineNotFound {
