@@ -44,13 +44,18 @@ func (c Config) lock(ctx context.Context) (*flock, error) {
 }
 
 // tryLock locks the file that bears the name now; nil when that is not to be had
-// at the moment. A file that was removed or replaced between the opening and the
-// lock excludes nobody: whoever comes next locks another one.
+// at the moment.
 func tryLock(name string) (*flock, error) {
 	f, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("opening the host lock: %w", err)
 	}
+	return lockOpened(f, name)
+}
+
+// lockOpened locks an open file. One that was removed or replaced between the
+// opening and the lock excludes nobody, for whoever comes next locks another one.
+func lockOpened(f *os.File, name string) (*flock, error) {
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		f.Close()
 		if errors.Is(err, syscall.EWOULDBLOCK) || errors.Is(err, syscall.EINTR) {

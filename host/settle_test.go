@@ -456,6 +456,34 @@ func TestLockFollowsItsName(t *testing.T) {
 	})
 }
 
+// TestLockOfAFileThatWasReplaced: between opening and locking it, somebody put
+// another file, or none, in its place.
+func TestLockOfAFileThatWasReplaced(t *testing.T) {
+	for _, replaced := range []bool{false, true} {
+		name := tempDir(t) + "/lock"
+		f, err := os.Create(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Remove(name); err != nil {
+			t.Fatal(err)
+		}
+		if replaced {
+			if err := os.WriteFile(name, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if l, err := lockOpened(f, name); l != nil || err != nil {
+			t.Errorf("replaced %v: locked a file that nobody else will look at: %v", replaced, err)
+		}
+		l, err := tryLock(name)
+		if err != nil || l == nil {
+			t.Fatalf("replaced %v: %v", replaced, err)
+		}
+		l.unlock()
+	}
+}
+
 func TestBlotsEveryValueThatCouldBeSecret(t *testing.T) {
 	image := obj(t, `{"Config":{"Env":["QNET_DATA_DIR=/app/data","MODE=default mode","QNET_API_KEY=shipped-key"]}}`)
 	c := obj(t, `{"Config":{"Env":["QNET_DATA_DIR=/app/data","MODE=another mode","QNET_API_KEY=shipped-key","QNET_REGION=europe-west","QNET_OPERATOR=short","EXPLORER_DSN=postgres://u:pw@198.51.100.7/x",
