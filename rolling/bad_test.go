@@ -175,6 +175,27 @@ func TestOneShotVariableHolds(t *testing.T) {
 				t.Errorf("%s carries the variable: %v", c.Name, carries)
 			}
 		}
+		// Neither the hinted abort nor a restore starts it again unasked.
+		_, err = tool.abort(tool.op())
+		var refused *rolling.RefusedError
+		if !errors.As(err, &refused) || refused.Checks[0].Name != "one_shot" {
+			t.Errorf("abort: %v, want a refusal by check one_shot", err)
+		}
+		if _, err := tool.restore("001"); !errors.As(err, &refused) || refused.Checks[0].Name != "one_shot" {
+			t.Errorf("restore: %v, want a refusal by check one_shot", err)
+		}
+		for _, c := range w.nodes("001") {
+			if c.State == "running" && slices.Contains(c.Env, "QNET_CONFIRM_RESET=no") {
+				t.Errorf("%s runs with the variable", c.Name)
+			}
+		}
+		// Asked for by name it comes back.
+		ops := tool.ops()
+		ops.Waivers = []rolling.Waiver{{Check: "one_shot", Reason: "the variable is inert"}}
+		if _, err := ops.Abort(t.Context(), tool.op()); err != nil {
+			t.Errorf("abort with a waiver: %v", err)
+		}
+		w.runs("001", "v1")
 		w.clean()
 	})
 }

@@ -84,6 +84,11 @@ func (r *Runner) node(ctx context.Context, p NodePlan) (NodeResult, error) {
 		return result, err
 	}
 	result.Killed = done.Killed
+	if done.Outcome == host.Held {
+		result.Outcome, result.Reason = NodeHeld, done.Reason
+		return result, &StoppedError{Operation: r.Op.ID(), Node: p.ID, LastLines: tail(done.LastLines, 12),
+			Reason: "the successor did not start and the old container was not started again (" + p.OnFailWhy + "): " + done.Reason + "; the node is down"}
+	}
 	if done.Outcome == host.PutBack {
 		down := done.StartedAt.Sub(done.StoppedAt).Seconds()
 		result.DowntimeSeconds = &down
@@ -380,7 +385,7 @@ func (r *Runner) PutBack(ctx context.Context, p NodePlan) (host.ReplaceResult, e
 			return nil, err
 		}
 		done, err = w.PutBack(ctx, host.PutBackRequest{Container: p.Container, AsideName: situation.Aside.Name,
-			FailedName: p.Container + "-failed-" + stamp, StopTimeoutSeconds: p.StopTimeout}, r.tx(p))
+			FailedName: p.Container + "-failed-" + stamp, StopTimeoutSeconds: p.StopTimeout, AllowOneShot: len(situation.Aside.OneShot) > 0}, r.tx(p))
 		return done, err
 	})
 	done, err = r.afterTx(ctx, p, "putback", done, err)

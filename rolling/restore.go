@@ -184,8 +184,9 @@ func (r *Runner) restoreTx(ctx context.Context, p NodePlan) (host.ReplaceResult,
 	var done host.ReplaceResult
 	err := r.step(ctx, p.ID, "putback", "put "+p.Aside+" back", func(ctx context.Context, w *host.Writer) (any, error) {
 		var err error
+		_, allowed := r.waived("one_shot") // LookBack refused without it
 		done, err = w.PutBack(ctx, host.PutBackRequest{Container: p.Container, AsideName: p.Aside, FailedName: failed,
-			StopTimeoutSeconds: p.StopTimeout, ExpectAsideID: p.ContainerID}, r.tx(p))
+			StopTimeoutSeconds: p.StopTimeout, ExpectAsideID: p.ContainerID, AllowOneShot: allowed}, r.tx(p))
 		return done, err
 	})
 	done, err = r.afterTx(ctx, p, "putback", done, err)
