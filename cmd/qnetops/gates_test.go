@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/urfave/cli/v2"
-
 	"github.com/qnetops/qnetops/internal/need"
 	"github.com/qnetops/qnetops/lab"
 	"github.com/qnetops/qnetops/manifest"
@@ -20,26 +18,12 @@ import (
 
 const gatesTree = "../../gates/testdata/tree"
 
-// runLine runs one command line as Main does, with the commands of this file whether the program has them already or not.
+// runLine runs one command line of the program.
 func runLine(t *testing.T, args ...string) (out, errs string, code int) {
 	t.Helper()
 	s, o, e := testStreams(t)
-	app := newApp(s)
-	for _, c := range []*cli.Command{gatesCommand(s), manifestCommand(s)} {
-		if app.Command(c.Name) == nil {
-			usageErrors(c)
-			app.Commands = append(app.Commands, c)
-		}
-	}
-	ctx := context.Background()
-	line, err := reorder(app, append([]string{"qnetops"}, args...))
-	if err == nil {
-		err = app.RunContext(ctx, line)
-	}
-	if err != nil {
-		printError(s.err, err)
-	}
-	return o.String(), e.String(), exitCode(ctx, err)
+	code = Main(context.Background(), append([]string{"qnetops"}, args...), s)
+	return o.String(), e.String(), code
 }
 
 // answer runs a command with -o json and decodes its document.
