@@ -48,6 +48,27 @@ type Electorate struct {
 	mu     sync.Mutex
 	proofs map[string]map[uint64]node.Proof // host id -> macroblock -> proof
 	ids    map[string]string                // host id -> node id
+	began  struct {                         // the first reading of the tip
+		at  time.Time
+		tip uint64
+	}
+}
+
+// paceBlocks is how many blocks must have passed before their pace is believed.
+const paceBlocks = 30
+
+// pace is the time a block has taken since the first count. Before that is
+// known the chain is taken to run at half its speed.
+func (e *Electorate) pace(now time.Time, tip uint64, block time.Duration) time.Duration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.began.at.IsZero() {
+		e.began.at, e.began.tip = now, tip
+	}
+	if tip < e.began.tip+paceBlocks {
+		return max(2*block, now.Sub(e.began.at)/time.Duration(max(tip-min(tip, e.began.tip), 1)))
+	}
+	return now.Sub(e.began.at) / time.Duration(tip-e.began.tip)
 }
 
 // NewElectorate gives an empty memory over a fleet.
@@ -79,6 +100,7 @@ func (e *Electorate) Count(ctx context.Context, without string) (Voters, error) 
 		return Voters{}, err
 	}
 	in := VoterInput{Now: time.Now(), Block: block, Committee: committee, Tip: believedTip(ballots, block), Without: without}
+	in.Pace = e.pace(in.Now, in.Tip, block)
 	in.Signers = e.signers(ctx, ballots, committee, patience)
 	e.participation(ctx, ballots, in, block)
 	for _, b := range ballots {

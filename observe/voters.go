@@ -69,8 +69,11 @@ type VoterReading struct {
 
 // VoterInput is all CountVoters looks at.
 type VoterInput struct {
-	Now       time.Time
-	Block     time.Duration
+	Now   time.Time
+	Block time.Duration
+	// Pace is how long a block has really taken of late; 0 is Block. On a chain
+	// that is slower than its block time a window began earlier than Block says.
+	Pace      time.Duration
 	Committee Committee
 	Tip       uint64 // highest believed height of the fleet
 	Hosts     []VoterReading
@@ -186,15 +189,15 @@ func (in VoterInput) judge(h VoterReading, signed bool) (bool, string) {
 	return false, "neither signed in the last 10 windows nor logged participation in the last 2"
 }
 
-// windowStart estimates when the window of the tip began. Blocks come at the
-// block time or slower, except while the chain catches up, when the estimate is
-// too early by at most a window.
+// windowStart estimates when the window of the tip began. It errs to the early
+// side, where a restart is seen in a window that it was not in: then the next
+// node waits for nothing, but no vote is counted that will not come.
 func (in VoterInput) windowStart(window uint64) time.Time {
 	if window == 0 {
 		return in.Now
 	}
 	into := in.Tip - node.WindowHead(window-1)
-	return in.Now.Add(-time.Duration(into) * in.Block)
+	return in.Now.Add(-time.Duration(into) * max(in.Block, in.Pace))
 }
 
 // participated takes the windows back that a node deferred or abstained from.
