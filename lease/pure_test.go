@@ -230,3 +230,12 @@ func TestHolderLives(t *testing.T) {
 		}
 	}
 }
+
+func TestSchemaVersion(t *testing.T) {
+	for _, dialect := range []string{"postgres", "sqlite"} {
+		entries, err := files.ReadDir("migrations/" + dialect)
+		if err != nil || len(entries) != schemaVersion {
+			t.Errorf("%s has %d migrations, the version says %d (%v)", dialect, len(entries), schemaVersion, err)
+		}
+	}
+}

@@ -105,7 +105,8 @@ func leaseShowCommand(s streams) *cli.Command {
 
 func printLease(s streams, i lease.Info) error {
 	d := describeLease(i)
-	t := report.Table{Head: []string{"lease", i.Scope}}
+	t := report.Table{Head: []string{"", "lease"}}
+	t.Add("name", i.Scope)
 	t.Add("state", d.State)
 	t.Add("generation", fmt.Sprint(i.Generation))
 	if d.Holder != nil {

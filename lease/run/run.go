@@ -288,6 +288,8 @@ func (r *runner) tell(e lease.Event) {
 	switch {
 	case e.State == lease.Lost:
 		r.log.say("lease %s lost: %s", r.id.Scope, e.Text)
+	case e.State == lease.Released || e.State == lease.Withheld:
+		// whoever ends the run says why
 	case e.Text != "":
 		r.log.say("lease %s: %s", r.id.Scope, e.Text)
 	case e.State == lease.Proving:
