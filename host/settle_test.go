@@ -430,7 +430,7 @@ func TestLockFollowsItsName(t *testing.T) {
 			}
 			got <- l
 		}()
-		time.Sleep(time.Second)
+		time.Sleep(time.Second + lockPoll/2) // between two of its looks
 		if err := os.Remove(cfg.state(lockFile)); err != nil {
 			t.Fatal(err)
 		}

@@ -367,8 +367,12 @@ func TestSweepReplace(t *testing.T) {
 				t.Run(f.name, func(t *testing.T) {
 					t.Parallel()
 					outcomes := map[Outcome]int{}
-					n := 1 + i%sample()
-					for ; n < 200; n += sample() {
+					every := sample()
+					if p.oneShot {
+						every = max(every, 3) // each fault at others
+					}
+					n := 1 + i%every
+					for ; n < 200; n += every {
 						struck, out := scenario(t, tempDir(t), f, n, p)
 						outcomes[out]++
 						if !struck || t.Failed() {
@@ -484,7 +488,7 @@ func TestSweepPutBack(t *testing.T) {
 }
 
 // TestSweepNextContact lets both processes die at every change of a replace, and
-// then every fault strike while the next contact settles, at every third request
+// then every fault strike while the next contact settles, at every fifth request
 // of it and each time at others. Where the fault leaves nobody who could go on,
 // the contact after that does.
 func TestSweepNextContact(t *testing.T) {
@@ -494,7 +498,7 @@ func TestSweepNextContact(t *testing.T) {
 			both = append(both, f)
 		}
 	}
-	far, of := 3, []play{plays[0], plays[1], plays[3]}
+	far, of := 5, []play{plays[0], plays[1], plays[3]}
 	if testing.Short() {
 		far, of = 11, []play{plays[0], plays[3]}
 	}
