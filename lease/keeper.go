@@ -141,6 +141,11 @@ func (k *pgKeeper) ask(ctx context.Context) (verdict, error) {
 			return gone, err // after a pause: what the database says now does not undo that we were away
 		}
 		p, err := k.store().prove(ctx, k.generation.Load())
+		if rowBusy(err) && !again {
+			// The server measures its statement timeout by the wall clock: a step of it ends a healthy question. The session
+			// lives and has its lock; whether the answer comes in time the age of the proof decides.
+			continue
+		}
 		if err != nil {
 			return gone, k.failed(ctx, err)
 		}
@@ -255,8 +260,8 @@ func (k *pgKeeper) fence(ctx context.Context) error {
 				return nil
 			case v == deferred:
 				return ErrDeferred
-			case k.h.clock.Now()-begin+2*busyPause >= k.h.policy.Query:
-				return ErrBusy
+			case k.h.clock.Now()-begin >= k.h.policy.Query/2:
+				return ErrBusy // the other half is for the last question: to run out of time would be a loss
 			}
 			pause := time.NewTimer(busyPause)
 			select {
