@@ -119,6 +119,12 @@ func (c *Conn) runningAgent() *host.Client {
 	return nil
 }
 
+// agentGone says that this connection had an agent which has ended.
+func (c *Conn) agentGone() bool {
+	a := c.agent.Load()
+	return a != nil && a.ended()
+}
+
 func (a *agentProcess) ended() bool {
 	select {
 	case <-a.client.Done():

@@ -76,7 +76,11 @@ func (f *Fleet) open(ctx context.Context, h Host, renew bool) (*Conn, error) {
 	defer f.mu.Unlock()
 	if err != nil {
 		f.opts.Log.Debug("connect", "host", h.ID, "error", err)
-		f.errs[h.ID] = err
+		if !renew || f.conns[h.ID] == nil {
+			// A host that was connected once stays known by how it was lost, so
+			// that one refused attempt while it boots is not its last word.
+			f.errs[h.ID] = err
+		}
 		return nil, err
 	}
 	delete(f.errs, h.ID)
@@ -152,7 +156,7 @@ func (f *Fleet) Conn(_ context.Context, id string) (*Conn, error) {
 }
 
 // Redial connects again to a host whose connection has died or never came
-// about; while the old one lives it is returned. The caller has decided that a
+// about, or whose agent has ended; else the old one is returned. The caller has decided that a
 // second attempt is right: what was in flight on the old one is unknown.
 func (f *Fleet) Redial(ctx context.Context, id string) (*Conn, error) {
 	h, err := f.host(id)
@@ -162,7 +166,7 @@ func (f *Fleet) Redial(ctx context.Context, id string) (*Conn, error) {
 	f.mu.Lock()
 	old := f.conns[id]
 	f.mu.Unlock()
-	if old != nil && old.Err() == nil {
+	if old != nil && old.Err() == nil && !old.agentGone() {
 		return old, nil
 	}
 	if old != nil {

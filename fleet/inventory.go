@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -134,5 +135,12 @@ func (inv *Inventory) Select(only, skip []string) ([]Host, error) {
 			hosts = append(hosts, h)
 		}
 	}
+	if len(hosts) == 0 {
+		return nil, ErrNothingSelected
+	}
 	return hosts, nil
 }
+
+// ErrNothingSelected says that the lists of hosts to take and to leave out
+// leave none: a verdict about no host would read as a good one.
+var ErrNothingSelected = errors.New("no host is left of the fleet after --only and --skip")

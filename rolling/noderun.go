@@ -81,6 +81,8 @@ func (r *Runner) node(ctx context.Context, p NodePlan) (NodeResult, error) {
 	}
 	done, err := r.replace(ctx, p)
 	if err != nil {
+		// Whatever became of it, it cannot be called untouched any more.
+		result.Outcome, result.Reason = NodeHeld, "the replace did not end: "+err.Error()
 		return result, err
 	}
 	result.Killed = done.Killed
@@ -418,6 +420,10 @@ func (r *Runner) restored(ctx context.Context, p NodePlan, result NodeResult, do
 		stop.Reason += fmt.Sprintf("; the old container is back, but %s failed: %s", failed.Name, failed.Reason)
 		return result, stop
 	}
+	if err := r.record(ctx, p.ID+"/restored", "the old container passed M0 to M2 again", proof{want.ContainerID, seen}); err != nil {
+		stop.Err = err
+		return result, stop
+	}
 	result.Outcome, result.Reason = NodeRestored, reason
 	stop.Reason += "; the old container was put back and passed M0 to M2"
 	stop.Err = r.clearFailed(ctx, p)
@@ -427,6 +433,10 @@ func (r *Runner) restored(ctx context.Context, p NodePlan, result NodeResult, do
 // clearFailed archives the log of the successor that failed and removes it, so
 // that it is not in the way of the next roll; the archive keeps the evidence.
 func (r *Runner) clearFailed(ctx context.Context, p NodePlan) error {
+	before, err := r.situation(ctx, p)
+	if err != nil || before.Failed == nil || before.Failed.Running() {
+		return err
+	}
 	return r.step(ctx, p.ID, "clear", "archive the failed container's log, remove it", func(ctx context.Context, w *host.Writer) (any, error) {
 		situation, err := w.Client().Situation(ctx, p.Container, r.of())
 		if err != nil || situation.Failed == nil {

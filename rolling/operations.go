@@ -100,6 +100,9 @@ func (o *Operations) Propose(ctx context.Context, spec Spec) (Proposal, error) {
 	}
 	p := Proposal{Plan: New(view, in, spec)}
 	p.Checks = Preflight(view, in, p.Plan)
+	if err := ctx.Err(); err != nil {
+		return p, err // checks that were cut short say nothing
+	}
 	if len(p.Plan.Targets()) > 0 && !spec.RecoveryHalted {
 		p.Checks = append(p.Checks, o.quorum(ctx, p.Plan.Targets()[0]))
 	}
@@ -353,7 +356,13 @@ func (o *Operations) planOf(record journal.Record) (Plan, error) {
 	}
 	switch record.Kind {
 	case kindRoll, kindFinish, kindRestore:
-		return LoadPlan(record.Plan, record.PlanDigest)
+		plan, err := LoadPlan(record.Plan, record.PlanDigest)
+		for _, p := range plan.Nodes {
+			if _, known := o.Fleet.Inventory().Host(p.ID); !known && err == nil {
+				err = &NotOpenError{ID: record.ID, Why: "its plan names host " + p.ID + ", which the inventory does not have"}
+			}
+		}
+		return plan, err
 	}
 	return Plan{}, &NotOpenError{ID: record.ID, Why: "it is a " + record.Kind + ", which this command does not know"}
 }

@@ -274,6 +274,9 @@ func (r *Runner) roll(ctx context.Context, doc *Document) error {
 			continue
 		}
 		result, err := r.node(ctx, p)
+		if err == nil {
+			err = r.clearFailed(ctx, p) // of an earlier attempt
+		}
 		doc.Nodes[i] = result
 		if err != nil {
 			return r.stopped(p.ID, err)

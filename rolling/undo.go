@@ -2,6 +2,7 @@ package rolling
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -42,15 +43,22 @@ func (r *Runner) abortNode(ctx context.Context, p NodePlan) (NodeResult, error) 
 		return result, &InDoubtError{Operation: r.Op.ID(), Node: p.ID, Reason: "the node was stopped and nothing runs: " + describe(situation)}
 	}
 	switch at {
-	case stageWaiting:
-		r.recallRestored(ctx, p, &result)
-		return result, r.discardLost(ctx, p)
 	case stageStaged:
-		r.recallRestored(ctx, p, &result)
-		return result, r.discard(ctx, p, situation.Next.Name)
+		if err := r.discard(ctx, p, situation.Next.Name); err != nil {
+			return result, err
+		}
+		return r.backAgain(ctx, p, situation, result)
+	case stageWaiting:
+		if err := r.discardLost(ctx, p); err != nil {
+			return result, err
+		}
+		return r.backAgain(ctx, p, situation, result)
 	case stageRolled:
 		result.Outcome = NodeRolled
 		r.recall(ctx, p, situation.Current.ID, &result)
+		if len(result.Milestones) == 0 || firstFailed(result.Milestones) != nil {
+			result.Outcome, result.Reason = NodeHeld, "it runs the new container, which has not proven itself, and there is no old one to go back to"
+		}
 		return result, nil
 	case stageReplaced:
 		r.recall(ctx, p, situation.Current.ID, &result)
@@ -115,14 +123,25 @@ func (r *Runner) discard(ctx context.Context, p NodePlan, name string) error {
 	})
 }
 
-// recallRestored says of a node that runs its old container again that it was
-// touched: an earlier run of the operation replaced it and put it back.
-func (r *Runner) recallRestored(ctx context.Context, p NodePlan, result *NodeResult) {
-	if r.result(ctx, p.ID+"/replace") == nil {
-		return
+// backAgain ends the abort of a node that runs its old container. One that was
+// replaced and put back is called restored only on proof, from an earlier run
+// or by watching it now.
+func (r *Runner) backAgain(ctx context.Context, p NodePlan, s host.Situation, result NodeResult) (NodeResult, error) {
+	if !r.stoppedBefore(ctx, p) {
+		return result, nil
 	}
-	result.Outcome, result.Reason = NodeRestored, "put back before the abort"
-	r.recall(ctx, p, "", result)
+	r.recall(ctx, p, "", &result)
+	var seen proof
+	if raw := r.result(ctx, p.ID+"/restored"); raw != nil && json.Unmarshal(raw, &seen) == nil && seen.Container == s.Current.ID {
+		result.Outcome, result.Reason = NodeRestored, "put back before the abort"
+		return result, r.clearFailed(ctx, p)
+	}
+	at := s.Current.StartedAt
+	result, err := r.restored(ctx, p, result, host.ReplaceResult{Outcome: host.PutBack, OldID: s.Current.ID, StartedAt: at, StoppedAt: at}, "aborted")
+	if result.Outcome == NodeRestored {
+		return result, nil
+	}
+	return result, err
 }
 
 // stoppedBefore says whether this operation ever began to replace the node.

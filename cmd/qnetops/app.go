@@ -117,11 +117,13 @@ func readGlobals(c *cli.Context, s streams) (globals, error) {
 		}
 	}
 	if g.state == "" {
-		path, err := defaultState(s.getenv)
-		if err != nil {
-			faults = append(faults, err.Error())
+		// Commands that only look need no journal, so none is missed here.
+		g.state, _ = defaultState(s.getenv)
+	}
+	for _, name := range []string{"only", "skip"} {
+		if c.IsSet(name) && len(splitIDs(c.String(name))) == 0 {
+			faults = append(faults, fmt.Sprintf("--%s %q names no host; an empty list must not mean all of them", name, c.String(name)))
 		}
-		g.state = path
 	}
 	if len(faults) > 0 {
 		return g, &usageError{text: strings.Join(faults, "\n  "), hint: "qnetops --help lists the global flags"}

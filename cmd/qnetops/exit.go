@@ -10,6 +10,7 @@ import (
 
 	"github.com/qnetops/qnetops/fleet"
 	"github.com/qnetops/qnetops/host"
+	"github.com/qnetops/qnetops/internal/sqldb"
 	"github.com/qnetops/qnetops/internal/tomlfile"
 	"github.com/qnetops/qnetops/journal"
 	"github.com/qnetops/qnetops/lease"
@@ -94,11 +95,11 @@ func exitCode(ctx context.Context, err error) int {
 			return exitInterrupted
 		}
 		return exitStopped
+	case ctx.Err() != nil && errors.Is(err, context.Canceled):
+		return exitInterrupted
 	case errors.As(err, &refused), errors.As(err, &refusedCmd), errors.As(err, &unfinished),
 		errors.As(err, &notOpen), errors.As(err, &changed), errors.As(err, &noAside):
 		return exitRefused
-	case ctx.Err() != nil && errors.Is(err, context.Canceled):
-		return exitInterrupted
 	case isUsage(err):
 		return exitUsage
 	}
@@ -113,9 +114,14 @@ func isUsage(err error) bool {
 		problems tomlfile.Problems
 		path     *fs.PathError
 		unknown  *fleet.UnknownHostError
+		file     *tomlfile.FileError
+		store    *sqldb.OpenError
 	)
+	if errors.As(err, &store) {
+		return !sqldb.IsPostgres(store.Where) // a file that is no store; a server that is away is an error of the world
+	}
 	return errors.As(err, &usage) || errors.As(err, &problems) || errors.As(err, &path) ||
-		errors.As(err, &unknown) || errors.Is(err, journal.ErrNotFound)
+		errors.As(err, &unknown) || errors.As(err, &file) || errors.Is(err, fleet.ErrNothingSelected) || errors.Is(err, journal.ErrNotFound)
 }
 
 // printError prints what happened and, where an error in the chain knows it,

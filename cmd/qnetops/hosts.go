@@ -100,7 +100,11 @@ func runHosts(c *cli.Context, s streams, check bool) error {
 	defer f.Close()
 	var docs []hostDocument
 	var wrong []string
-	for _, r := range fleet.Check(c.Context, f) {
+	reports := fleet.Check(c.Context, f)
+	if err := c.Context.Err(); err != nil {
+		return err
+	}
+	for _, r := range reports {
 		docs = append(docs, describeHost(r))
 		if !r.OK() {
 			wrong = append(wrong, r.ID)
@@ -197,7 +201,9 @@ func runTrust(c *cli.Context, s streams) error {
 		ids = append(ids, h.ID)
 	}
 	options := fleetOptions(s, g)
-	if g.yes {
+	if g.dryRun {
+		options.Prompt = &noPrompter{prompter{s: s}}
+	} else if g.yes {
 		options.Prompt = &yesPrompter{prompter{s: s}}
 	} else if !s.ask {
 		return &usageError{text: "host keys are confirmed by a person and nobody can be asked here", hint: "run it on a terminal; --yes accepts every unknown key unseen, which only a rehearsal should do"}
@@ -217,6 +223,15 @@ type yesPrompter struct{ prompter }
 func (p *yesPrompter) Confirm(_ context.Context, question string) (bool, error) {
 	fmt.Fprintf(p.s.err, "%s yes (--yes)\n", question)
 	return true, nil
+}
+
+// noPrompter shows every unknown key and confirms none.
+type noPrompter struct{ prompter }
+
+// Confirm shows the question and answers no.
+func (p *noPrompter) Confirm(_ context.Context, question string) (bool, error) {
+	fmt.Fprintf(p.s.err, "%s no (--dry-run)\n", question)
+	return false, nil
 }
 
 func printTrust(s streams, g globals, results []fleet.TrustResult) error {

@@ -107,6 +107,11 @@ func runLabUp(c *cli.Context, s streams) error {
 	if c.Duration("block") < time.Millisecond {
 		return &usageError{text: fmt.Sprintf("--block %s: want at least 1ms", c.Duration("block"))}
 	}
+	if handle, err := openLab(c.Context, dir); err == nil {
+		if _, err := handle.Rows(c.Context); err == nil {
+			return &refusal{text: "a lab runs in " + dir + " already", hint: "qnetops lab down --dir " + dir + " stops it, another --dir starts a second one"}
+		}
+	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}

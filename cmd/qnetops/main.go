@@ -7,6 +7,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/signal"
@@ -70,13 +71,36 @@ func interruptible(parent context.Context, exit func(int)) (context.Context, fun
 	}
 }
 
+// answerWriter remembers that what was asked for could not be written: a full disk
+// must not look like a healthy fleet.
+type answerWriter struct {
+	w   io.Writer
+	err error
+}
+
+// Write passes on to the answer's destination.
+func (a *answerWriter) Write(b []byte) (int, error) {
+	n, err := a.w.Write(b)
+	if err != nil && a.err == nil {
+		a.err = err
+	}
+	return n, err
+}
+
 // Main runs one command line and returns the exit code of the table in
 // exit.go. It never exits the process itself.
 func Main(ctx context.Context, args []string, s streams) int {
+	out := &answerWriter{w: s.out}
+	s.out = out
 	app := newApp(s)
 	ordered, err := reorder(app, args)
 	if err == nil {
 		err = app.RunContext(ctx, ordered)
+	}
+	if err == nil && out.err != nil {
+		err = fmt.Errorf("writing the answer: %w", out.err)
+		printError(s.err, err)
+		return exitError
 	}
 	if err == nil {
 		return exitDone

@@ -43,6 +43,9 @@ func (r *rollRun) printPlan(plan rolling.Plan, checks []observe.Check) error {
 	} else {
 		fmt.Fprintf(w, ", each node on the image it has\n")
 	}
+	for _, v := range plan.Env {
+		fmt.Fprintf(w, "set on every successor: %s=%s\n", v.Name, v.Value)
+	}
 	fmt.Fprintf(w, "committee of %d, quorum %d: %d may be down at once; one node at a time\n", plan.Committee.Size, plan.Committee.Quorum, plan.Committee.Spare)
 	if plan.RecoveryHalted {
 		fmt.Fprintln(w, "recovery of a halted chain: M3 and M4 are skipped, old containers stay until roll --finish")
@@ -130,7 +133,7 @@ func printChecks(w io.Writer, checks []observe.Check, plan rolling.Plan) {
 		}
 		fmt.Fprintf(w, "check %s: %s: %s%s\n", c.Name, c.Verdict, c.Reason, note)
 	}
-	fmt.Fprintf(w, "%d other checks pass\n", passed)
+	fmt.Fprintf(w, "checks that pass besides: %d\n", passed)
 }
 
 // shortDigest keeps the repository's last part and twelve digits.

@@ -46,6 +46,10 @@ func onOperation(c *cli.Context, s streams, do onOp) error {
 	if err != nil {
 		return err
 	}
+	if g.dryRun || len(g.only)+len(g.skip) > 0 {
+		return &usageError{text: c.Command.Name + " goes on with the whole operation as it was planned: it takes no --dry-run, --only or --skip",
+			hint: "qnetops ops " + id + " shows its steps, qnetops status the fleet"}
+	}
 	if err := openOperation(c.Context, g, id); err != nil {
 		return err
 	}
@@ -75,7 +79,7 @@ func openOperation(ctx context.Context, g globals, id string) error {
 // runFinish archives and removes what a finished roll kept aside.
 func runFinish(ctx context.Context, s streams, g globals, id string) error {
 	return withFleet(ctx, s, g, func(r *rollRun) error {
-		if err := r.ops.Free(ctx); err != nil {
+		if err := r.ops.Free(ctx); err != nil || g.dryRun {
 			return err
 		}
 		if err := confirm(ctx, s, g, fmt.Sprintf("archive and remove the old containers that %s kept? There is no way back to them afterwards.", id)); err != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/qnetops/qnetops/fleet"
+	"github.com/qnetops/qnetops/host"
 	"github.com/qnetops/qnetops/lease"
 	"github.com/qnetops/qnetops/rolling"
 )
@@ -34,6 +35,9 @@ func rollCommand(s streams) *cli.Command {
 				return err
 			}
 			if op := c.String("finish"); op != "" {
+				if c.NArg() > 0 {
+					return &usageError{text: "roll --finish OP takes no image", hint: "qnetops roll --help"}
+				}
 				return runFinish(c.Context, s, g, op)
 			}
 			spec, err := readRollSpec(c, s, g)
@@ -65,6 +69,9 @@ func readRollSpec(c *cli.Context, s streams, g globals) (rolling.Spec, error) {
 		if err != nil {
 			faults = append(faults, "--set-env: "+err.Error())
 			continue
+		}
+		if slices.ContainsFunc(spec.SetEnv, func(o host.EnvVar) bool { return o.Name == v.Name }) {
+			faults = append(faults, "--set-env: "+v.Name+" is given twice")
 		}
 		spec.SetEnv = append(spec.SetEnv, v)
 	}
@@ -111,6 +118,11 @@ func runRoll(ctx context.Context, s streams, g globals, spec rolling.Spec) error
 	return withFleet(ctx, s, g, func(r *rollRun) error {
 		if err := targets(r.inv, g, &spec); err != nil {
 			return err
+		}
+		if spec.Image != "" {
+			if _, err := rolling.ResolveRef(spec.Image, r.inv.Registry); err != nil {
+				return &usageError{text: err.Error(), hint: strings.Join(hints(err), "; ")}
+			}
 		}
 		if err := r.ops.Free(ctx); err != nil {
 			return err

@@ -53,6 +53,9 @@ func fleetOptions(s streams, g globals) fleet.Options {
 
 // openJournal opens the state store; the caller closes the database.
 func openJournal(ctx context.Context, g globals) (*sqldb.DB, *journal.Store, error) {
+	if g.state == "" {
+		return nil, nil, &usageError{text: "where is the journal? neither --state, XDG_STATE_HOME nor HOME says", hint: "give --state FILE or --state postgres://…"}
+	}
 	db, err := sqldb.Open(ctx, g.state)
 	if err != nil {
 		return nil, nil, err
