@@ -113,9 +113,9 @@ func TestNewcomerWaitsForTheTransactionInHand(t *testing.T) {
 		r.connect(claim1)
 		rep := r.stage()
 		done := make(chan ReplaceResult, 1)
-		first := r.client
+		first, w := r.client, r.w
 		go func() {
-			res, err := r.w.Replace(r.ctx, replaceRequest(rep), nil)
+			res, err := w.Replace(r.ctx, replaceRequest(rep), nil)
 			if err != nil {
 				t.Error(err)
 			}
