@@ -238,7 +238,7 @@ func (a *agent) serveStream(ctx context.Context, req request) (v any, known bool
 	return v, true, err
 }
 
-var writes = map[string]bool{methodTakeFence: true, methodReleaseFence: true, methodPull: true, methodStage: true,
+var writes = map[string]bool{methodTakeFence: true, methodReleaseFence: true, methodTakeOver: true, methodPull: true, methodStage: true,
 	methodDiscard: true, methodReplace: true, methodPutBack: true, methodFinish: true}
 
 // change runs one write. The lock of the host is held for the whole of it, so a
@@ -268,6 +268,8 @@ func (a *agent) change(ctx context.Context, req request, claim Claim) (any, erro
 		return a.takeFence(ctx, claim)
 	case methodReleaseFence:
 		return nil, a.releaseFence(claim)
+	case methodTakeOver:
+		return with(req, func(p takeOverParams) (FenceRecord, error) { return a.cfg.takeOver(claim, p) })
 	}
 	if err := a.cfg.mayWrite(claim); err != nil {
 		return nil, err

@@ -246,6 +246,15 @@ func (w *Writer) ReleaseFence(ctx context.Context) error {
 	return w.do(ctx, methodReleaseFence, nil, nil, nil)
 }
 
+// TakeOver replaces an unreleased record of another store, exactly as it was
+// seen, by a released one of this claim (`lease break`). ErrChanged: it is not
+// that record any more.
+func (w *Writer) TakeOver(ctx context.Context, expect FenceRecord, reason string) (FenceRecord, error) {
+	var r FenceRecord
+	err := w.do(ctx, methodTakeOver, takeOverParams{expect, reason}, &r, nil)
+	return r, err
+}
+
 func events[T any](fn func(T)) func(json.RawMessage) {
 	if fn == nil {
 		return nil

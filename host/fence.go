@@ -177,6 +177,32 @@ func judgeWrite(rec *FenceRecord, claim Claim) *FencedError {
 	return nil
 }
 
+// takeOverParams name the record that a person decided to take over, and why.
+type takeOverParams struct {
+	Expect FenceRecord `json:"expect"`
+	Reason string      `json:"reason"`
+}
+
+// takeOver replaces another store's record by a released one of this claim. Its
+// epoch is above the old one, so the earlier holder is refused when it wakes up,
+// also when it asks again; a record that has changed since the person saw it
+// stays. The caller holds the host's lock, so a transaction in hand has ended.
+func (c Config) takeOver(claim Claim, p takeOverParams) (FenceRecord, error) {
+	rec, err := c.readFence()
+	if err != nil {
+		return FenceRecord{}, err
+	}
+	if rec == nil || rec.Claim != p.Expect.Claim || rec.Released != p.Expect.Released {
+		return FenceRecord{}, errorf(CodeChanged, "look again: somebody else has changed it", "the fence record is not the one that was to be taken over")
+	}
+	if claim.Epoch <= rec.Epoch {
+		return FenceRecord{}, errorf(CodeBadRequest, "", "epoch %d is not above the record's %d", claim.Epoch, rec.Epoch)
+	}
+	taken := FenceRecord{Claim: claim, Released: true, Since: time.Now().UTC(), Version: c.Version,
+		Note: fmt.Sprintf("taken over from %s (operation %s, epoch %d): %s", rec.Owner, rec.Operation, rec.Epoch, p.Reason)}
+	return taken, c.writeFence(taken)
+}
+
 func validClaim(c *Claim) error {
 	if c == nil || c.Fleet == "" || c.Store == "" || c.Owner == "" || c.Operation == "" || c.Epoch == 0 {
 		return errorf(CodeBadRequest, "", "a change needs a claim with fleet, store, owner, operation and epoch")

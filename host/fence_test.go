@@ -261,3 +261,42 @@ func TestReference(t *testing.T) {
 		}
 	}
 }
+
+// A record that is taken over refuses its earlier holder for good, and only the
+// record that was seen can be taken over.
+func TestTakeOverIsForTheRecordThatWasSeen(t *testing.T) {
+	cfg := Config{Root: t.TempDir(), StateDir: "/var/lib/qnetops", Version: "test"}
+	if err := os.MkdirAll(cfg.state(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	old := FenceRecord{Claim: Claim{Fleet: "f", Store: "gone", Owner: "first", Operation: "roll-1", Epoch: 7}}
+	if err := cfg.writeFence(old); err != nil {
+		t.Fatal(err)
+	}
+	claim := Claim{Fleet: "f", Store: "new", Owner: "second", Operation: "break-1", Epoch: 8}
+	other := old
+	other.Epoch = 6
+	if _, err := cfg.takeOver(claim, takeOverParams{Expect: other}); !errors.Is(err, ErrChanged) {
+		t.Errorf("another record than the one there: %v", err)
+	}
+	low := claim
+	low.Epoch = 7
+	if _, err := cfg.takeOver(low, takeOverParams{Expect: old}); err == nil {
+		t.Error("an epoch that is not above the record's was accepted")
+	}
+	taken, err := cfg.takeOver(claim, takeOverParams{Expect: old, Reason: "its machine burnt"})
+	if err != nil || !taken.Released || !strings.Contains(taken.Note, "first") || !strings.Contains(taken.Note, "burnt") {
+		t.Errorf("%+v, %v", taken, err)
+	}
+	rec, err := cfg.readFence()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if judgeTake(rec, old.Claim) == nil || judgeWrite(rec, old.Claim) == nil {
+		t.Error("the earlier holder may take or write again")
+	}
+	next := Claim{Fleet: "f", Store: "new", Owner: "second", Operation: "restore-1", Epoch: 9}
+	if refused := judgeTake(rec, next); refused != nil {
+		t.Errorf("the store that took over is refused: %v", refused)
+	}
+}

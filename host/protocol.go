@@ -33,6 +33,7 @@ const (
 	methodEvents       = "events"
 	methodTakeFence    = "take_fence"
 	methodReleaseFence = "release_fence"
+	methodTakeOver     = "take_over"
 	methodPull         = "pull"
 	methodStage        = "stage"
 	methodDiscard      = "discard"

@@ -311,6 +311,8 @@ func TestHoldPrefersARunningSuccessor(t *testing.T) {
 		r.e.mu.Lock()
 		r.e.count = true
 		r.e.hook = func(i int, when string) hookResult {
+			r.e.mu.Lock()
+			defer r.e.mu.Unlock()
 			if when == "before" && strings.HasSuffix(r.e.counted[i-1], "/rename") {
 				return hookResult{fail: 500}
 			}

@@ -17,9 +17,11 @@ type Claim struct {
 // FenceRecord is the content of fence.json: the last claim this host accepted.
 type FenceRecord struct {
 	Claim
-	Released bool      `json:"released"`
-	Since    time.Time `json:"since"`
-	Version  string    `json:"version"`
+	Released bool `json:"released"`
+	// Note says from whom and why a record was taken over.
+	Note    string    `json:"note,omitempty"`
+	Since   time.Time `json:"since"`
+	Version string    `json:"version"`
 }
 
 // Hello says who answers.

@@ -196,3 +196,61 @@ func TestNoLeaseNoChange(t *testing.T) {
 		}
 	})
 }
+
+// TestBreakTakesOverAnotherStoresFence: the operator's machine and its state are
+// gone in the middle of a roll. Another store is refused before anything else,
+// takes the records over, and puts the node back; the first operator, should it
+// wake up after all, changes nothing.
+func TestBreakTakesOverAnotherStoresFence(t *testing.T) {
+	inLab(t, lab.Config{Nodes: 4, Block: fast}, func(t *testing.T, w *world) {
+		first := w.tool()
+		paused, wake := make(chan struct{}), make(chan struct{})
+		stop := sync.OnceFunc(func() { close(paused); <-wake })
+		first.emit = func(e rolling.Event) {
+			if e.Node == "002" && e.Kind == rolling.KindMilestone && e.Name == "M1" && e.State == "pass" {
+				stop()
+			}
+		}
+		var err error
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_, err = first.roll(first.spec("qnet:v2", "002", "003"))
+		}()
+		<-paused
+
+		second := w.toolAt("other.db")
+		second.owner = "second@example.org"
+		var fenced *host.FencedError
+		if _, err := second.restore("002"); !errors.As(err, &fenced) || fenced.Record.Owner != first.owner {
+			t.Errorf("before the break: %v, want a refusal that names %s", err, first.owner)
+		}
+		held, foreign := second.ops().Foreign(t.Context())
+		if foreign != nil || len(held) != 4 || held[0].Record.Operation != first.op() {
+			t.Fatalf("held by another store: %+v, %v", held, foreign)
+		}
+		if err := second.ops().TakeOver(t.Context(), held, "its machine is gone"); err != nil {
+			t.Fatal(err)
+		}
+		if err := second.ops().TakeOver(t.Context(), held, "again"); !errors.Is(err, host.ErrChanged) {
+			t.Errorf("the same records were taken over twice: %v", err)
+		}
+		if n, err := second.restore("002"); err != nil || n.Outcome != rolling.NodeRestored {
+			t.Errorf("after the break: %+v, %v", n, err)
+		}
+		mark := len(w.lab.Requests())
+		close(wake)
+		<-ended
+		if err == nil {
+			t.Error("the first operator believes that it has done its roll")
+		}
+		for _, id := range w.ids() {
+			if got := w.changes(id, mark); len(got) > 0 {
+				t.Errorf("host %s was changed after the break: %q", id, got)
+			}
+		}
+		w.runs("002", "v1")
+		first.exit()
+		second.exit()
+	})
+}

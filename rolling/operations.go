@@ -219,11 +219,7 @@ func (o *Operations) under(ctx context.Context, fn func(context.Context, lease.L
 	if err != nil {
 		return err
 	}
-	defer func() {
-		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), closing)
-		defer cancel()
-		_ = held.Release(end) // the lock ends with the process at the latest
-	}()
+	defer o.giveBack(ctx, held)
 	highest, err := ReadFences(held.Context(), o.Fleet, o.Store.ID())
 	if err != nil {
 		return err

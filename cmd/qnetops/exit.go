@@ -98,7 +98,8 @@ func exitCode(ctx context.Context, err error) int {
 	case ctx.Err() != nil && errors.Is(err, context.Canceled):
 		return exitInterrupted
 	case errors.As(err, &refused), errors.As(err, &refusedCmd), errors.As(err, &unfinished),
-		errors.As(err, &notOpen), errors.As(err, &changed), errors.As(err, &noAside):
+		errors.As(err, &notOpen), errors.As(err, &changed), errors.As(err, &noAside),
+		errors.Is(err, lease.ErrDeferred), errors.Is(err, lease.ErrBusy), errors.Is(err, lease.ErrChanged):
 		return exitRefused
 	case isUsage(err):
 		return exitUsage
@@ -116,12 +117,14 @@ func isUsage(err error) bool {
 		unknown  *fleet.UnknownHostError
 		file     *tomlfile.FileError
 		store    *sqldb.OpenError
+		policy   *lease.PolicyError
+		setting  *lease.RefusedError
 	)
 	if errors.As(err, &store) {
 		return !sqldb.IsPostgres(store.Where) // a file that is no store; a server that is away is an error of the world
 	}
 	return errors.As(err, &usage) || errors.As(err, &problems) || errors.As(err, &path) ||
-		errors.As(err, &unknown) || errors.As(err, &file) || errors.Is(err, fleet.ErrNothingSelected) || errors.Is(err, journal.ErrNotFound)
+		errors.As(err, &unknown) || errors.As(err, &policy) || errors.As(err, &setting) || errors.As(err, &file) || errors.Is(err, fleet.ErrNothingSelected) || errors.Is(err, journal.ErrNotFound)
 }
 
 // printError prints what happened and, where an error in the chain knows it,

@@ -264,14 +264,58 @@ func leaseBreakCommand(s streams) *cli.Command {
 	}
 }
 
+// runLeaseBreak takes away what keeps this store's operators from changing the
+// fleet: the lease in this store, if somebody holds it, and then the fence
+// records that another store has left on the hosts.
 func runLeaseBreak(ctx context.Context, s streams, g globals, db *sqldb.DB, name, reason string, kill bool) error {
 	info, err := lease.Show(ctx, db, name)
-	if err != nil {
+	inStore := err == nil && (!info.Released || info.Locked)
+	if err != nil && !errors.Is(err, lease.ErrNone) {
 		return err
 	}
-	if info.Released && !info.Locked {
-		return &refusal{text: fmt.Sprintf("nobody holds the lease %s", name), hint: "a host that is held by another store's record is another matter: its record names the holder"}
+	if inStore {
+		err = breakInStore(ctx, s, g, db, info, reason, kill)
 	}
+	inv, loadErr := fleet.Load(g.hosts)
+	if err != nil || loadErr != nil || inv.Name != name {
+		if err == nil && !inStore {
+			err = errors.Join(&refusal{text: fmt.Sprintf("nobody holds the lease %s in this store", name)}, loadErr)
+		}
+		return err // a service's lease has no hosts
+	}
+	return breakOnHosts(ctx, s, g, reason, inStore)
+}
+
+// breakOnHosts takes over the fence records of other stores, as they are shown.
+func breakOnHosts(ctx context.Context, s streams, g globals, reason string, inStore bool) error {
+	return withFleet(ctx, s, g, func(r *rollRun) error {
+		held, err := r.ops.Foreign(ctx)
+		if err != nil {
+			return err
+		}
+		if len(held) == 0 && !inStore {
+			return &refusal{text: "nobody holds the fleet: neither this store's lease nor the record of another store on any host that answers"}
+		}
+		if len(held) == 0 {
+			return nil
+		}
+		for _, h := range held {
+			fmt.Fprintf(s.err, "host %s: held by %s, operation %s, epoch %d, since %s (another state store)\n", h.ID, h.Record.Owner, h.Record.Operation, h.Record.Epoch, h.Record.Since.UTC().Format(time.RFC3339))
+		}
+		if err := confirm(ctx, s, g, fmt.Sprintf("take over %d host(s)? The holder can change nothing there any more.", len(held))); err != nil {
+			return err
+		}
+		if err := r.ops.TakeOver(ctx, held, reason); err != nil {
+			return err
+		}
+		r.tell.close()
+		fmt.Fprintf(s.out, "%d host(s) taken over from %s\n", len(held), held[0].Record.Owner)
+		return nil
+	})
+}
+
+func breakInStore(ctx context.Context, s streams, g globals, db *sqldb.DB, info lease.Info, reason string, kill bool) error {
+	name := info.Scope
 	if err := printLease(streams{out: s.err}, info); err != nil {
 		return err
 	}
