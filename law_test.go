@@ -50,7 +50,6 @@ lab/memnet:           lab/... node host internal/...
 lab/realhosts:        lab/... node host internal/...
 lab/simnode:          lab/... node host internal/...
 lab/sshd:             lab/... node host internal/...
-internal/deps:        -
 internal/need:        -
 internal/pgtest:      internal/need
 internal/rustlex:     -
@@ -91,7 +90,6 @@ type source struct {
 	room string // folder, "." is the root
 	file string
 	test bool
-	deps bool // built only to pin modules
 	set  *token.FileSet
 	ast  *ast.File
 }
@@ -135,7 +133,7 @@ func sources(t *testing.T) []source {
 			return err
 		}
 		room := path.Dir(filepath.ToSlash(file))
-		out = append(out, source{room: room, file: file, test: strings.HasSuffix(file, "_test.go"), deps: room == "internal/deps", set: set, ast: f})
+		out = append(out, source{room: room, file: file, test: strings.HasSuffix(file, "_test.go"), set: set, ast: f})
 		return nil
 	})
 	if err != nil {
@@ -216,15 +214,12 @@ func TestImports(t *testing.T) {
 			t.Errorf("%s: the room %s is not in the law; add it to law_test.go with what it may import", s.file, s.room)
 			continue
 		}
-		if s.deps {
-			continue
-		}
 		for _, b := range breaches(s, law, mods) {
 			t.Error(b)
 		}
 	}
 	for _, room := range order {
-		if !seen[room] && room != "internal/deps" {
+		if !seen[room] {
 			t.Errorf("the law names the room %s, which is not there", room)
 		}
 	}
@@ -294,7 +289,7 @@ func TestEveryPackageSaysWhatItIsFor(t *testing.T) {
 // plays the outside world, may sleep.
 func TestOnlyTheProgramPrintsAndExits(t *testing.T) {
 	for _, s := range sources(t) {
-		if s.test || s.deps {
+		if s.test {
 			continue
 		}
 		program, lab := strings.HasPrefix(s.room, "cmd/"), s.room == "lab" || strings.HasPrefix(s.room, "lab/")
@@ -420,7 +415,7 @@ func TestDocuments(t *testing.T) {
 	}
 	order, _ := table(t, rooms)
 	for _, room := range order {
-		if room != "internal/deps" && !bytes.Contains(text, []byte("`"+room+"`")) {
+		if !bytes.Contains(text, []byte("`"+room+"`")) {
 			t.Errorf("CONTRIBUTING.md does not name the room %s", room)
 		}
 	}

@@ -470,10 +470,7 @@ func TestUnifiedDiffApplies(t *testing.T) {
 
 // The compiler reads what was rendered as the same bytes.
 func TestTheCompilerAgrees(t *testing.T) {
-	rustc, err := exec.LookPath("rustc")
-	if err != nil {
-		t.Skip("rustc is not here to compare with")
-	}
+	rustc := need.Program(t, "rustc")[0]
 	m := good(t)
 	m.Restart.Excluded = append(m.Restart.Excluded, "é\"\\\n\u200b")
 	src, err := Patch("x.rs", source(t), m)

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/qnetops/qnetops/internal/need"
 )
 
 func texts(tokens []Token) string {
@@ -187,10 +189,7 @@ func FuzzLex(f *testing.F) {
 
 // The compiler and this package agree on what a constant is: a program that prints them is the judge.
 func TestTheCompilerAgrees(t *testing.T) {
-	rustc, err := exec.LookPath("rustc")
-	if err != nil {
-		t.Skip("rustc is not here to compare with")
-	}
+	rustc := need.Program(t, "rustc")[0]
 	dir := t.TempDir()
 	src := filepath.Join(dir, "x.rs")
 	code := "/* /* const X: u64 = 1; */ */ const X: u64 = 0x_ff_u64; // const X: u64 = 2;\nconst S: &str = r#\"const X: u64 = 3;\\n\"#;\nfn main() { const X: u64 = 9; let _ = X; println!(\"{}|{}\", crate::X, S); }\n"
