@@ -69,22 +69,34 @@ func (o *Operations) Free(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, rec := range records {
-		if !rec.State.Finished() {
-			return o.heldOr(ctx, &journal.UnfinishedError{ID: rec.ID, Kind: rec.Kind, State: rec.State})
-		}
+	if open := unfinishedOf(records); open == nil {
+		return nil
 	}
-	return nil
-}
-
-// heldOr tells an operation that runs right now, whose holder is to be named,
-// from one that is left over.
-func (o *Operations) heldOr(ctx context.Context, otherwise error) error {
+	// One that runs right now is told from one that is left over by its lease:
+	// its holder is named, or waited for where that was asked.
 	held, err := o.Acquire(ctx)
 	if err != nil {
 		return err
 	}
-	return errors.Join(otherwise, held.Release(ctx))
+	if err := held.Release(ctx); err != nil {
+		return err
+	}
+	if records, err = o.Store.List(ctx, o.Fleet.Inventory().Name); err != nil {
+		return err
+	}
+	if open := unfinishedOf(records); open != nil {
+		return open
+	}
+	return nil
+}
+
+func unfinishedOf(records []journal.Record) *journal.UnfinishedError {
+	for _, rec := range records {
+		if !rec.State.Finished() {
+			return &journal.UnfinishedError{ID: rec.ID, Kind: rec.Kind, State: rec.State}
+		}
+	}
+	return nil
 }
 
 // Propose looks at the fleet and decides. The same three steps, observe,

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/urfave/cli/v2"
 
@@ -22,6 +23,7 @@ type globals struct {
 	yes, dryRun  bool
 	waivers      []rolling.Waiver
 	agent        string
+	wait         time.Duration
 	verbose      bool
 }
 
@@ -79,6 +81,7 @@ func globalFlags() []cli.Flag {
 		&cli.BoolFlag{Name: "yes", Aliases: []string{"y"}, Usage: "do not ask"},
 		&cli.BoolFlag{Name: "dry-run", Usage: "show the plan and its checks, change nothing"},
 		&cli.StringSliceFlag{Name: "waive", Usage: "override a check by name: `CHECK=REASON` (journaled, repeatable)"},
+		&cli.DurationFlag{Name: "wait", Usage: "wait this long for another holder of the fleet's lease: `DURATION`"},
 		&cli.StringFlag{Name: "agent", Usage: "the qnetops binary to place on the hosts, `FILE` (default: this program)"},
 		&cli.BoolFlag{Name: "no-color", EnvVars: []string{"NO_COLOR"}, Usage: "plain text"},
 		&cli.BoolFlag{Name: "verbose", Aliases: []string{"v"}, Usage: "say more on stderr"},
@@ -90,7 +93,7 @@ func readGlobals(c *cli.Context, s streams) (globals, error) {
 	g := globals{
 		hosts: c.String("hosts"), state: c.String("state"),
 		only: splitIDs(c.String("only")), skip: splitIDs(c.String("skip")),
-		yes: c.Bool("yes"), dryRun: c.Bool("dry-run"), agent: c.String("agent"), verbose: c.Bool("verbose"),
+		yes: c.Bool("yes"), dryRun: c.Bool("dry-run"), agent: c.String("agent"), wait: fleetWait(c), verbose: c.Bool("verbose"),
 	}
 	var faults []string
 	switch c.String("output") {
@@ -129,6 +132,18 @@ func readGlobals(c *cli.Context, s streams) (globals, error) {
 		return g, &usageError{text: strings.Join(faults, "\n  "), hint: "qnetops --help lists the global flags"}
 	}
 	return g, nil
+}
+
+// fleetWait is the global --wait; lease run has one of its own, which also
+// takes a word.
+func fleetWait(c *cli.Context) time.Duration {
+	lineage := c.Lineage()
+	for i := len(lineage) - 1; i >= 0; i-- { // from the program's own flags inwards
+		if d := lineage[i].Duration("wait"); d != 0 {
+			return d
+		}
+	}
+	return 0
 }
 
 // defaultState is the SQLite file in the user's state folder.

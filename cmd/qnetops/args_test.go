@@ -9,6 +9,9 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/urfave/cli/v2"
 )
 
 // testStreams runs commands without a terminal and without the caller's
@@ -135,5 +138,32 @@ func TestDocumentedCommandsExist(t *testing.T) {
 				t.Errorf("%s names %q: %v", file, line, err)
 			}
 		}
+	}
+}
+
+func TestLeaseRunHasItsOwnCodes(t *testing.T) {
+	for _, line := range []string{"lease run --no-such-flag -- true", "lease run -- true", "lease run --name x --wait soon -- true"} {
+		s, _, errs := testStreams(t)
+		if code := Main(context.Background(), append([]string{"qnetops"}, strings.Fields(line)...), s); code != 125 {
+			t.Errorf("%s: exit code %d, want 125\n%s", line, code, errs)
+		}
+	}
+}
+
+func TestGlobalWaitIsRead(t *testing.T) {
+	s, _, _ := testStreams(t)
+	app := newApp(s)
+	var got globals
+	for _, c := range app.Commands {
+		if c.Name == "status" {
+			c.Action = func(c *cli.Context) (err error) { got, err = readGlobals(c, s); return err }
+		}
+	}
+	line, err := reorder(app, []string{"qnetops", "status", "--wait", "90s"})
+	if err == nil {
+		err = app.Run(line)
+	}
+	if err != nil || got.wait != 90*time.Second {
+		t.Errorf("wait is %s, %v", got.wait, err)
 	}
 }

@@ -14,6 +14,8 @@ import (
 	"syscall"
 
 	"golang.org/x/term"
+
+	"github.com/qnetops/qnetops/lease"
 )
 
 func main() {
@@ -110,5 +112,18 @@ func Main(ctx context.Context, args []string, s streams) int {
 		return int(status)
 	}
 	printError(s.err, err)
+	if isLeaseRun(args) {
+		return int(lease.CodeUsage) // its table is its own: CMD's codes pass through
+	}
 	return exitCode(ctx, err)
+}
+
+// isLeaseRun says whether a command line is one of `lease run`.
+func isLeaseRun(args []string) bool {
+	for i := 1; i+1 < len(args) && args[i] != "--"; i++ {
+		if args[i] == "lease" && args[i+1] == "run" {
+			return true
+		}
+	}
+	return false
 }

@@ -81,7 +81,7 @@ func acquire(ctx context.Context, s streams, g globals, db *sqldb.DB, scope stri
 			return nil, err
 		}
 	}
-	return lease.Acquire(ctx, lease.Options{DB: db, Dir: dir, Scope: scope, Owner: operator(s)})
+	return lease.Acquire(ctx, lease.Options{DB: db, Dir: dir, Scope: scope, Owner: operator(s), Wait: g.wait, Version: version, Command: "qnetops"})
 }
 
 // operator names the person for the journal and the fence: user@machine.
