@@ -36,7 +36,7 @@ func WaivableChecks() []string {
 // Preflight lists what speaks for and against running the plan now. A check
 // that fails or cannot be answered refuses the plan unless it was waived.
 func Preflight(view observe.View, in Inputs, plan Plan) []observe.Check {
-	checks := []observe.Check{checkFleet(view, plan)}
+	checks := []observe.Check{checkFleet(view, plan), checkCommittee(plan)}
 	for _, p := range plan.Nodes {
 		input := in.Nodes[p.ID]
 		n := view.Node(p.ID)
@@ -100,6 +100,16 @@ func unreadable(view observe.View, plan Plan) []string {
 		}
 	}
 	return out
+}
+
+// checkCommittee: without a committee there is no quorum to keep, and the plan's
+// arithmetic would change under the operator's eyes once one is known.
+func checkCommittee(plan Plan) observe.Check {
+	c := observe.Check{Name: "committee", Verdict: observe.Pass, Reason: fmt.Sprintf("%d members", plan.Committee.Size)}
+	if plan.Committee.Size == 0 && !plan.RecoveryHalted {
+		c.Verdict, c.Reason = observe.Unknown, "no sealed macroblock that the nodes have in common names the committee; on a young chain wait for its first seals"
+	}
+	return c
 }
 
 func checkContainer(p NodePlan, input NodeInput) observe.Check {

@@ -106,8 +106,8 @@ run_tests() {
 
 # heavy are packages whose tests run whole fleets for minutes: under the race detector they take ten times as long and the
 # detector gives up. They run without it, and their small tests with it.
-heavy='/(rolling|cmd/qnetops)$'
-small='TestM[0-4]|TestReentry|TestRecoveryHalted|TestDeadlines|TestPlan|TestInvariant9|TestPreflight|TestStage|TestSteps|TestSetEnv|TestNoLease|TestFlags|TestUsage|TestExit|TestDocumented|TestGates|TestManifest'
+heavy='/(host|fleet|lab|rolling|cmd/qnetops)$'
+small='TestM[0-4]|TestReentry|TestRecoveryHalted|TestDeadlines|TestPlan|TestInvariant9|TestPreflight|TestStage|TestSteps|TestSetEnv|TestNoLease|TestTrap|TestDecide|TestFence|TestTakeOver|TestCompare|TestParse|TestLoad|TestFault|TestFlags|TestUsage|TestExit|TestDocumented|TestGates|TestManifest'
 
 tests() {
   say "go test"

@@ -22,6 +22,7 @@ func longMarks() []string {
 func TestLongKillMatrixOnRealHosts(t *testing.T) {
 	f := upFleet(t, 6)
 	f.healthy()
+	f.committee(6)
 	deaths := map[string]func(*exec.Cmd, string){
 		"tool":       func(cmd *exec.Cmd, _ string) { _ = cmd.Process.Kill() },
 		"agent":      func(_ *exec.Cmd, id string) { f.killAgents(id, false) },
@@ -92,6 +93,7 @@ func (f *realFleet) newestState() string {
 func TestLongBadImagesOnRealHosts(t *testing.T) {
 	f := upFleet(t, 6)
 	f.healthy()
+	f.committee(6)
 	for _, c := range []struct{ image, outcome, milestone string }{
 		{"crash", "restored", "M0"}, {"gap", "restored", "M0"}, {"oom", "restored", "M0"}, {"liar", "restored", "M1"}, {"mute", "held", "M3"},
 	} {

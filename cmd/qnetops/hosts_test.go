@@ -443,6 +443,7 @@ func TestRollOnRealHosts(t *testing.T) {
 		marks[h.ID] = mark
 	}
 	f.healthy()
+	f.committee(6)
 	stop := f.watchProcesses()
 	out := f.must(0, "roll", "qnet:v2", "--yes", "-o", "json")
 	stop()
@@ -481,6 +482,22 @@ func (f *realFleet) healthy() {
 			return
 		} else if time.Now().After(deadline) {
 			f.t.Fatalf("the fleet does not become healthy:\n%s", out)
+		}
+	}
+}
+
+// committee waits until the newest common seal names so many members: the sixth
+// node of a young chain joins only after its first windows.
+func (f *realFleet) committee(members int) {
+	f.t.Helper()
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Second) {
+		out, _ := f.run("status", "-o", "json")
+		var doc struct{ Seal *struct{ Committee []string } }
+		if err := json.Unmarshal([]byte(out), &doc); err == nil && doc.Seal != nil && len(doc.Seal.Committee) == members {
+			return
+		}
+		if time.Now().After(deadline) {
+			f.t.Fatalf("the committee never had %d members:\n%s", members, out)
 		}
 	}
 }

@@ -31,6 +31,7 @@ func (f *realFleet) operator(name, state string, line ...string) *exec.Cmd {
 func TestLongTwoOperatorsOnOnePostgres(t *testing.T) {
 	f := upFleet(t, 6)
 	f.healthy()
+	f.committee(6)
 	dsn := pgtest.Start(t).DSN(t)
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -145,6 +146,7 @@ func (f *realFleet) epochs() map[string]uint64 {
 func TestLongTwoStatesOnOneFleet(t *testing.T) {
 	f := upFleet(t, 4)
 	f.healthy()
+	f.committee(4)
 	one, two := filepath.Join(f.dir, "one.db"), filepath.Join(f.dir, "two.db")
 	first := f.operator("first", one, "roll", "qnet:v2", "--yes", "-v")
 	if op := f.strike(first, "pause", 4*time.Second); op == "" {
