@@ -221,7 +221,7 @@ func serveLab(c *cli.Context, say func(string)) (func(context.Context) error, er
 			return nil, err
 		}
 		say("waiting for the chain to move")
-		if err := awaitChain(c.Context, hostsLab{cluster}, 0); err != nil {
+		if err := awaitChain(c.Context, hostsLab{cluster}, labSettle); err != nil {
 			return nil, errors.Join(err, cluster.Down(context.WithoutCancel(c.Context)))
 		}
 		return func(ctx context.Context) error {

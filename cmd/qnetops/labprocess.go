@@ -13,6 +13,10 @@ import (
 // of six exists and a roll need not wait for the warm-up of 180 blocks.
 const labHistory = 360
 
+// labSettle is how many blocks a lab produces before it is called up: one window
+// and a little.
+const labSettle = 95
+
 // startProcessLab builds a lab of the process backend on loopback ports and
 // writes the files an operator needs.
 func startProcessLab(config lab.Config) (*lab.Lab, error) {

@@ -80,9 +80,11 @@ func rehearseRoll(ctx context.Context, s streams, nodes int, block time.Duration
 	return r.finish(file)
 }
 
+// moving says that every node is past the window it was started in: in that
+// window it counts as restarted, and no roll could begin.
 func moving(s lab.Status) bool {
 	for _, n := range s.Nodes {
-		if n.Height == nil || *n.Height <= labHistory {
+		if n.Height == nil || *n.Height <= labHistory+labSettle {
 			return false
 		}
 	}
