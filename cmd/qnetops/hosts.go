@@ -73,25 +73,35 @@ type finding struct {
 	Hint  string `json:"hint"`
 }
 
-func runHosts(c *cli.Context, s streams, check bool) error {
+// chosenHosts reads the flags and the inventory of a command that looks at the
+// hosts themselves, and the ids that --only and --skip leave.
+func chosenHosts(c *cli.Context, s streams) (globals, *fleet.Inventory, []string, error) {
 	g, err := readGlobals(c, s)
 	if err != nil {
-		return err
+		return g, nil, nil, err
 	}
 	if err := noArguments(c); err != nil {
-		return err
+		return g, nil, nil, err
 	}
 	inv, err := fleet.Load(g.hosts)
 	if err != nil {
-		return err
+		return g, nil, nil, err
 	}
 	chosen, err := inv.Select(g.only, g.skip)
 	if err != nil {
-		return err
+		return g, nil, nil, err
 	}
 	var ids []string
 	for _, h := range chosen {
 		ids = append(ids, h.ID)
+	}
+	return g, inv, ids, nil
+}
+
+func runHosts(c *cli.Context, s streams, check bool) error {
+	g, inv, ids, err := chosenHosts(c, s)
+	if err != nil {
+		return err
 	}
 	f, err := fleet.Open(c.Context, inv, ids, fleetOptions(s, g))
 	if err != nil {
@@ -181,24 +191,9 @@ func printHosts(s streams, g globals, docs []hostDocument, check bool) error {
 }
 
 func runTrust(c *cli.Context, s streams) error {
-	g, err := readGlobals(c, s)
+	g, inv, ids, err := chosenHosts(c, s)
 	if err != nil {
 		return err
-	}
-	if err := noArguments(c); err != nil {
-		return err
-	}
-	inv, err := fleet.Load(g.hosts)
-	if err != nil {
-		return err
-	}
-	chosen, err := inv.Select(g.only, g.skip)
-	if err != nil {
-		return err
-	}
-	var ids []string
-	for _, h := range chosen {
-		ids = append(ids, h.ID)
 	}
 	options := fleetOptions(s, g)
 	if g.dryRun {
