@@ -108,17 +108,21 @@ run_tests() {
 # heavy are packages whose tests run whole fleets for minutes: under the race detector they take ten times as long and the
 # detector gives up. They run without it, and their small tests with it.
 heavy='/(host|fleet|lab|rolling|cmd/qnetops)$'
+# timed are packages whose tests hold upper bounds of time.
+timed='/lease(/run)?$'
 small='^(TestReentryOf|TestM[0-4]|TestRecoveryHaltedSkipsOnly|TestDeadlines|TestResumeDoesNot|TestPlan|TestInvariant9|TestPreflight|TestStageIs|TestStepsInDoubt|TestResolveRef|TestParse|TestTrap|TestDecide|TestFence|TestTakeOver|TestCompare|TestLoad|TestFlags|TestUsage|TestExit|TestDocumented|TestGates|TestManifest)'
 
 tests() {
   say "go test"
-  # Packages that build real hosts own network namespaces and engines: they take turns, after all others.
+  # Packages that build real hosts own network namespaces and engines, and the tests of the lease ask for upper bounds of
+  # time that other packages beside them would spoil: they take turns, after all others.
   local all=() slow=() turns=() line race=(-race)
   have gcc || { say "left out: the race detector (needs gcc)"; race=(); }
   while read -r line; do
     case $line in
       *"/lab/realhosts "* | *"/lab/realhosts]"*) turns+=("${line%% *}") ;;
-      *) [[ ${line%% *} =~ $heavy ]] && slow+=("${line%% *}") || all+=("${line%% *}") ;;
+      *) if [[ ${line%% *} =~ $timed ]]; then turns+=("${line%% *}"); continue; fi
+        [[ ${line%% *} =~ $heavy ]] && slow+=("${line%% *}") || all+=("${line%% *}") ;;
     esac
   # shellcheck disable=SC2086 # a list of patterns
   done < <(go list -f '{{.ImportPath}} {{.Imports}} {{.TestImports}} {{.XTestImports}}' $packages)
