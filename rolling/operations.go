@@ -48,6 +48,7 @@ type Operations struct {
 type Proposal struct {
 	Plan   Plan
 	Checks []observe.Check
+	Gates  *GateInput // nil: not checked
 }
 
 // Refused returns the refusal of the plan, or nil.
@@ -110,7 +111,12 @@ func (o *Operations) Propose(ctx context.Context, spec Spec) (Proposal, error) {
 	if err != nil {
 		return Proposal{}, err
 	}
-	p := Proposal{Plan: New(view, in, spec)}
+	if spec.Gates != nil && in.Image != nil {
+		if in.Gates, err = ReadGates(ctx, spec.Gates, view, *in.Image); err != nil {
+			return Proposal{}, err
+		}
+	}
+	p := Proposal{Plan: New(view, in, spec), Gates: in.Gates}
 	p.Checks = Preflight(view, in, p.Plan)
 	if err := ctx.Err(); err != nil {
 		return p, err // checks that were cut short say nothing
@@ -166,10 +172,14 @@ func (o *Operations) Roll(ctx context.Context, spec Spec, plan Plan) (Document, 
 		if err := o.fenceFor(ctx, held, op, plan); err != nil {
 			return o.nothing(ctx, held, op, err)
 		}
-		if err := o.again(ctx, spec, plan); err != nil {
+		now, err := o.again(ctx, spec, plan)
+		if err != nil {
 			return o.nothing(ctx, held, op, err)
 		}
 		runner := &Runner{Fleet: o.Fleet, Op: op, Lease: held, Plan: plan, Emit: o.Emit}
+		if now.Gates != nil {
+			runner.CheckBuild = func(ctx context.Context, build string) error { return now.Gates.staged(ctx, spec.Gates, build) }
+		}
 		doc, err = runner.Run(ctx)
 		return o.end(ctx, held, runner, &doc, err)
 	})
@@ -178,18 +188,18 @@ func (o *Operations) Roll(ctx context.Context, spec Spec, plan Plan) (Document, 
 
 // again makes sure under the lease that what was confirmed still holds: the
 // same plan, and no check against it that was not there before the question.
-func (o *Operations) again(ctx context.Context, spec Spec, plan Plan) error {
+func (o *Operations) again(ctx context.Context, spec Spec, plan Plan) (Proposal, error) {
 	now, err := o.Propose(ctx, spec)
 	if err != nil {
-		return err
+		return now, err
 	}
 	if now.Plan.Digest() != plan.Digest() {
-		return &PlanChangedError{Printed: plan.Digest(), Now: now.Plan.Digest()}
+		return now, &PlanChangedError{Printed: plan.Digest(), Now: now.Plan.Digest()}
 	}
 	// Who votes changes from window to window; each node waits for that at its
 	// own turn.
 	now.Checks = slices.DeleteFunc(now.Checks, func(c observe.Check) bool { return c.Name == "quorum" })
-	return now.Refused()
+	return now, now.Refused()
 }
 
 // nothing closes an operation that changed nothing.

@@ -27,6 +27,9 @@ type Spec struct {
 	// RecoveryHalted is the mode for a chain that stands (DESIGN invariant 2).
 	RecoveryHalted bool
 	Waivers        []Waiver
+	// Gates reads the activation heights of the builds; nil leaves them
+	// unchecked. It needs an Image.
+	Gates GateReader
 }
 
 // Waiver is a check overridden by name, with the reason that is journaled.
@@ -50,6 +53,7 @@ type NodeInput struct {
 type Inputs struct {
 	Image *host.Image
 	Nodes map[string]NodeInput
+	Gates *GateInput // nil: not asked for
 }
 
 // Plan is what a roll will do: printed, hashed, confirmed, and then run as it
@@ -153,7 +157,7 @@ func New(view observe.View, in Inputs, spec Spec) Plan {
 		Env:            spec.SetEnv,
 		Waivers:        append([]Waiver{}, spec.Waivers...),
 		Skipped:        append([]string{}, spec.Skipped...),
-		Gates:          "not checked",
+		Gates:          in.Gates.text(),
 		Committee:      arithmetic(view),
 		Nodes:          []NodePlan{},
 	}

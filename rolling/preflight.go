@@ -36,7 +36,7 @@ func WaivableChecks() []string {
 // Preflight lists what speaks for and against running the plan now. A check
 // that fails or cannot be answered refuses the plan unless it was waived.
 func Preflight(view observe.View, in Inputs, plan Plan) []observe.Check {
-	checks := []observe.Check{checkFleet(view, plan), checkCommittee(plan)}
+	checks := append([]observe.Check{checkFleet(view, plan), checkCommittee(plan)}, in.Gates.checks(view, plan)...)
 	for _, p := range plan.Nodes {
 		input := in.Nodes[p.ID]
 		n := view.Node(p.ID)

@@ -34,6 +34,9 @@ type Runner struct {
 
 	// Waivers are counted beside those of the plan.
 	Waivers []Waiver
+	// CheckBuild judges the stamp of the new image once it is known; nil: the
+	// gates are not checked. What it refuses stops the roll before any node is.
+	CheckBuild func(ctx context.Context, build string) error
 
 	// electorate remembers the certificates read for the quorum arithmetic.
 	electorate *observe.Electorate
@@ -161,7 +164,13 @@ func (r *Runner) prepareNode(ctx context.Context, p NodePlan) ([]observe.Check, 
 	if err != nil {
 		return nil, err
 	}
-	return explain(p, report, r.Plan), nil
+	checks := explain(p, report, r.Plan)
+	if r.CheckBuild != nil {
+		if err := r.CheckBuild(ctx, report.NewBuild); err != nil {
+			checks = append(checks, observe.Check{Name: "gates", Verdict: observe.Unknown, Reason: p.ID + ": " + err.Error()})
+		}
+	}
+	return checks, nil
 }
 
 func (r *Runner) pull(ctx context.Context, p NodePlan) error {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/qnetops/qnetops/host"
@@ -121,7 +122,7 @@ func names(items []host.Item, why bool) []string {
 func printChecks(w io.Writer, checks []observe.Check, plan rolling.Plan) {
 	passed := 0
 	for _, c := range checks {
-		if c.Verdict == observe.Pass && c.Name != "quorum" {
+		if c.Verdict == observe.Pass && !slices.Contains([]string{"quorum", "gates", "gates_crossing"}, c.Name) {
 			passed++
 			continue
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 
@@ -27,6 +28,8 @@ func rollCommand(s streams) *cli.Command {
 			&cli.StringFlag{Name: "canary", Usage: "roll this node first (after unhealthy ones): `ID`"},
 			&cli.StringFlag{Name: "on-fail", Value: "restore", Usage: "what happens to a node that fails M0 or M1: restore or hold"},
 			&cli.BoolFlag{Name: "recovery-halted", Usage: "the chain stands: skip M3 and M4, one node at a time with all others reachable"},
+			&cli.StringFlag{Name: "source", Usage: "check activation heights: the builds are commits of the node's repository in `DIR`"},
+			&cli.StringFlag{Name: "gates", Usage: "check activation heights between two sources: `OLD,NEW` (each feature_gates.rs, a folder, or FOLDER@COMMIT)"},
 			&cli.StringFlag{Name: "finish", Usage: "archive and remove the old containers that operation `OP` kept"},
 		},
 		Action: func(c *cli.Context) error {
@@ -75,6 +78,10 @@ func readRollSpec(c *cli.Context, s streams, g globals) (rolling.Spec, error) {
 		}
 		spec.SetEnv = append(spec.SetEnv, v)
 	}
+	var err error
+	if spec.Gates, err = readGateSource(c, spec.Image); err != nil {
+		faults = append(faults, err.Error())
+	}
 	if spec.Image == "" && len(spec.SetEnv) == 0 && len(faults) == 0 {
 		faults = append(faults, "roll needs an IMAGE, or --set-env to recreate each node on the image it has")
 	}
@@ -82,6 +89,36 @@ func readRollSpec(c *cli.Context, s streams, g globals) (rolling.Spec, error) {
 		return spec, &usageError{text: strings.Join(faults, "\n  "), hint: "qnetops roll --help"}
 	}
 	return spec, nil
+}
+
+// readGateSource reads --source and --gates; nil: the gates are not checked.
+func readGateSource(c *cli.Context, image string) (rolling.GateReader, error) {
+	dir, pair := c.String("source"), c.String("gates")
+	if !c.IsSet("source") && !c.IsSet("gates") {
+		return nil, nil
+	}
+	if image == "" {
+		return nil, errors.New("--source and --gates compare the running builds with a new IMAGE, and none is given")
+	}
+	if c.IsSet("source") && c.IsSet("gates") {
+		return nil, errors.New("--source and --gates exclude each other: one finds the builds by their stamps, the other takes them as given")
+	}
+	if c.IsSet("source") {
+		if info, err := os.Stat(dir); err != nil || !info.IsDir() {
+			return nil, fmt.Errorf("--source %q: want the folder of the node's git repository", dir)
+		}
+		return rolling.GatesFromSource{Dir: dir}, nil
+	}
+	old, now, ok := strings.Cut(pair, ",")
+	if !ok || old == "" || now == "" || strings.Contains(now, ",") {
+		return nil, fmt.Errorf("--gates %q: want OLD,NEW", pair)
+	}
+	for _, spec := range []string{old, now} {
+		if _, err := loadGates(c.Context, spec); err != nil {
+			return nil, fmt.Errorf("--gates: %w", err)
+		}
+	}
+	return rolling.GatesFromFiles{Old: old, Now: now}, nil
 }
 
 // rollRun carries what one run of roll, resume, abort or restore works with.
