@@ -99,6 +99,7 @@ type Lab struct {
 	cfg      Config
 	registry *engine.Registry
 	hub      *simnode.Hub
+	signer   *simnode.Signer
 	hosts    []*Host
 	client   ssh.Signer
 	keyPEM   []byte
@@ -137,7 +138,7 @@ func New(cfg Config) (*Lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Lab{cfg: cfg, registry: engine.NewRegistry(), hub: simnode.NewHub(cfg.Seed), identities: map[string]string{},
+	l := &Lab{cfg: cfg, registry: engine.NewRegistry(), hub: simnode.NewHub(cfg.Seed), signer: simnode.NewSigner(), identities: map[string]string{},
 		joined: map[string]int{}, faults: map[string]map[string]string{}, formats: map[string]format{}, done: make(chan struct{}), pid: 4000, began: time.Now()}
 	l.ctx, l.end = context.WithCancel(context.Background())
 	if l.client, l.keyPEM, err = clientKey(cfg.Seed); err != nil {

@@ -66,7 +66,7 @@ func (r *runner) node(ctx context.Context, p engine.Process, dir string, run *pr
 	l.enter(id, r.h.spec.ID)
 	run.code = simnode.Run(ctx, simnode.Config{Env: p.Env, DataDir: dir, Stdout: p.Stdout, Stderr: p.Stderr,
 		Listen: func(_, addr string) (net.Listener, error) { return r.h.listen(p, addr) },
-		Net:    l.hub.Join(id), Stop: run.stop, Faults: r.h.faults, Seed: l.cfg.Seed + int64(r.h.index),
+		Net:    l.hub.Join(id), Stop: run.stop, Faults: r.h.faults, Signer: l.signer, Seed: l.cfg.Seed + int64(r.h.index),
 		OnViolation: func(v simnode.Violation) {
 			l.violation(fmt.Sprintf("%s: %s: %s %s", r.h.spec.ID, v.NodeID, v.Kind, v.Detail))
 		}})

@@ -34,12 +34,16 @@ type api struct {
 	done    chan struct{}
 	limits  limiter
 	permits chan struct{} // snapshot transfers, node-wide
+	signer  *Signer
 }
 
 // startAPI binds the API port, with the node's patience, and the metrics port
 // if it can.
 func (p *proc) startAPI(ctx context.Context) (*api, error) {
-	a := &api{p: p, done: make(chan struct{}), limits: limiter{s: &p.s, buckets: map[string]*bucket{}}, permits: make(chan struct{}, 16)}
+	a := &api{p: p, done: make(chan struct{}), limits: limiter{s: &p.s, buckets: map[string]*bucket{}}, permits: make(chan struct{}, 16), signer: p.cfg.Signer}
+	if a.signer == nil {
+		a.signer = NewSigner()
+	}
 	l, err := p.bind(ctx)
 	if err != nil {
 		return nil, err
@@ -108,7 +112,9 @@ type caller struct {
 
 // caller applies the node's rules (facts 1.0): the peer address; only for
 // loopback the last X-Forwarded-For entry; and nobody at all with an Origin.
-func (a *api) caller(r *http.Request) caller {
+func (a *api) caller(r *http.Request) caller { return callerOf(r, a.p.s.whitelist) }
+
+func callerOf(r *http.Request, whitelist map[string]bool) caller {
 	ip := remoteIP(r.RemoteAddr)
 	if xff := r.Header.Get("X-Forwarded-For"); ip.IsLoopback() && xff != "" {
 		parts := strings.Split(xff, ",")
@@ -118,7 +124,7 @@ func (a *api) caller(r *http.Request) caller {
 		}
 		ip = named
 	}
-	listed := a.p.s.whitelist[ip.String()]
+	listed := whitelist[ip.String()]
 	c := caller{ip: ip.String(), exempt: ip.IsLoopback() || listed}
 	c.internal = (ip.IsLoopback() || ip.IsPrivate() || ip.IsLinkLocalUnicast() || listed) && !ip.IsUnspecified()
 	if r.Header.Get("Origin") != "" {

@@ -37,7 +37,7 @@ func checkProof(t *testing.T, mb mbBody, p proofBody) {
 	}
 	seen := map[string]bool{}
 	for i, id := range p.QC.Signers {
-		if seen[id] || !slices.Contains(p.Committee, id) || !verify(id, node.VoteText(cp.Hash()), p.QC.Sigs[i]) {
+		if seen[id] || !slices.Contains(p.Committee, id) || !verifies(p.Pubkeys[id], p.QC.Sigs[i], cp.Hash()) {
 			t.Fatalf("signer %s is doubled, foreign or wrongly signed", id)
 		}
 		seen[id] = true

@@ -64,6 +64,9 @@ type Config struct {
 	Faults *Faults
 	// OnViolation is told of broken lab rules. Nil: only logged.
 	OnViolation func(Violation)
+	// Signer makes the signatures of served certificates. Nil: one of this
+	// node's own; nodes in one process do better to share one.
+	Signer *Signer
 	// Seed of everything that is random in this node.
 	Seed int64
 }

@@ -11,7 +11,7 @@
 // All node times (block, polls, timeouts, boot waits, audit, rate-limit
 // windows) scale by one factor: the lab's block time over one second.
 //
-// Signatures and public keys are opaque lab envelopes made in one place
-// (sign.go). Which fact each part models, and the test that holds it, is
+// Certificates are served with ML-DSA-65 signatures, made in one place (sign.go).
+// Which fact each part models, and the test that holds it, is
 // listed in lab/FIDELITY.md.
 package simnode

@@ -262,26 +262,32 @@ func (a *api) macroblock(w http.ResponseWriter, _ *http.Request, i uint64) {
 }
 
 func (a *api) proof(w http.ResponseWriter, _ *http.Request, i uint64) {
-	var body m
+	var ct cert
+	var cp node.Checkpoint
+	var committee []string
+	var eligible []byte
 	a.read(func(p *proc) {
 		if i < 1 || i > p.c.lastSealed() || p.fault.On(FaultStorageError) {
 			return // a storage error reads as missing here
 		}
 		round := i * 3
-		ct, committee := p.c.certs[round-1], p.c.committee(i)
-		keys := m{}
-		for _, id := range slices.Concat(committee, ct.Signers) {
-			keys[id] = pubKey(id)
-		}
-		body = m{"index": i, "epoch": i, "checkpoint": p.c.checkpoint(round), "qc": m{"signers": ct.Signers, "sigs": ct.Sigs},
-			"committee": committee, "committee_pubkeys": keys, "eligible_raw": hex.EncodeToString(p.c.eligibleRaw(i)),
-			"banned": []string{}, "recovery_anchor_checkpoint": nil}
+		ct, cp, committee, eligible = p.c.certs[round-1], p.c.checkpoint(round), p.c.committee(i), p.c.eligibleRaw(i)
 	})
-	if body == nil {
+	if ct.Index == 0 {
 		reply(w, http.StatusOK, m{"error": "macroblock_not_found", "index": i})
 		return
 	}
-	reply(w, http.StatusOK, body)
+	// Signed here and not under the node's lock: it takes a moment.
+	keys, sigs := m{}, make([]string, len(ct.Signers))
+	for k, id := range ct.Signers {
+		sigs[k] = a.signer.Vote(id, ct.Hash)
+	}
+	for _, id := range slices.Concat(committee, ct.Signers) {
+		keys[id] = a.signer.PublicKey(id)
+	}
+	reply(w, http.StatusOK, m{"index": i, "epoch": i, "checkpoint": cp, "qc": m{"signers": ct.Signers, "sigs": sigs},
+		"committee": committee, "committee_pubkeys": keys, "eligible_raw": hex.EncodeToString(eligible),
+		"banned": []string{}, "recovery_anchor_checkpoint": nil})
 }
 
 func (a *api) failovers(w http.ResponseWriter, r *http.Request) {
