@@ -1,7 +1,9 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,6 +11,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/qnetops/qnetops/internal/sqldb"
 	"github.com/qnetops/qnetops/rolling"
 )
 
@@ -25,6 +28,26 @@ type globals struct {
 	agent        string
 	wait         time.Duration
 	verbose      bool
+	stateGiven   bool // --state or its variable names the store
+}
+
+// stateMissing says whether the store is a file that is not there.
+func (g globals) stateMissing() bool {
+	if g.state == "" || sqldb.IsPostgres(g.state) {
+		return false
+	}
+	_, err := os.Stat(g.state)
+	return errors.Is(err, fs.ErrNotExist)
+}
+
+// needState refuses to look for something in a store that does not exist: a
+// mistyped path must not become a new, empty journal.
+func (g globals) needState(what string) error {
+	if !g.stateMissing() {
+		return nil
+	}
+	return &usageError{text: fmt.Sprintf("%s: there is no state file %s", what, g.state),
+		hint: "--state FILE (or QNETOPS_STATE) names the store that the operation was run with; qnetops roll makes one"}
 }
 
 func newApp(s streams) *cli.App {
@@ -35,7 +58,6 @@ func newApp(s streams) *cli.App {
 		HideVersion:               true,
 		Writer:                    s.out,
 		ErrWriter:                 s.err,
-		EnableBashCompletion:      true,
 		DisableSliceFlagSeparator: true, // a value may hold a comma (--set-env K=a,b)
 		// The default handler would exit inside Run and lose wrapped codes.
 		ExitErrHandler: func(*cli.Context, error) {},
@@ -66,10 +88,22 @@ func usageErrors(c *cli.Command) {
 	c.OnUsageError = func(_ *cli.Context, err error, _ bool) error {
 		return &usageError{text: c.Name + ": " + err.Error(), hint: "qnetops " + c.Name + " --help lists the flags"}
 	}
+	c.CustomHelpTemplate = cli.CommandHelpTemplate
+	if len(c.Subcommands) > 0 {
+		c.CustomHelpTemplate = cli.SubcommandHelpTemplate
+	}
+	c.CustomHelpTemplate += globalHelp
 	for _, sub := range c.Subcommands {
 		usageErrors(sub)
 	}
 }
+
+// globalHelp ends the help of every command: the flags that work everywhere.
+const globalHelp = `
+GLOBAL OPTIONS (before or after the command; qnetops --help explains them):
+   --hosts FILE, --state DSN, --only IDs, --skip IDs, -o table|json, --yes, --dry-run,
+   --waive CHECK=REASON, --wait DURATION, --agent FILE, --no-color, -v
+`
 
 func globalFlags() []cli.Flag {
 	return []cli.Flag{
@@ -94,6 +128,7 @@ func readGlobals(c *cli.Context, s streams) (globals, error) {
 		hosts: c.String("hosts"), state: c.String("state"),
 		only: splitIDs(c.String("only")), skip: splitIDs(c.String("skip")),
 		yes: c.Bool("yes"), dryRun: c.Bool("dry-run"), agent: c.String("agent"), wait: fleetWait(c), verbose: c.Bool("verbose"),
+		stateGiven: c.IsSet("state"),
 	}
 	var faults []string
 	switch c.String("output") {

@@ -81,7 +81,7 @@ func (r *reordering) word(token string) error {
 // flag takes tokens[0] (and its value) and returns how many tokens it used.
 func (r *reordering) flag(tokens []string) (int, error) {
 	name, _, hasValue := strings.Cut(strings.TrimLeft(tokens[0], "-"), "=")
-	if name == "help" || name == "h" || name == "generate-bash-completion" {
+	if name == "help" || name == "h" {
 		r.locals = append(r.locals, tokens[0])
 		return 1, nil
 	}

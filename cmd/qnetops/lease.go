@@ -42,6 +42,13 @@ func leaseOf(c *cli.Context, s streams) (g globals, db *sqldb.DB, name string, e
 		}
 		name = inv.Name
 	}
+	// Without a store of one's own nobody has held anything in it; break may be
+	// the first thing an operator does who takes over from another one.
+	if c.Command.Name != "break" && g.stateGiven {
+		if err := g.needState("lease " + c.Command.Name); err != nil {
+			return g, nil, "", err
+		}
+	}
 	db, err = sqldb.Open(c.Context, g.state)
 	return g, db, name, err
 }

@@ -95,6 +95,12 @@ func Main(ctx context.Context, args []string, s streams) int {
 	out := &answerWriter{w: s.out}
 	s.out = out
 	app := newApp(s)
+	if len(args) > 1 && args[len(args)-1] == completeFlag {
+		for _, c := range completions(ctx, s, app, args[1:len(args)-1]) {
+			fmt.Fprintln(s.out, c)
+		}
+		return exitDone
+	}
 	ordered, err := reorder(app, args)
 	if err == nil {
 		err = app.RunContext(ctx, ordered)

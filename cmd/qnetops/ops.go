@@ -64,6 +64,12 @@ type opsStep struct {
 // runOps reads the journal alone: it must work when no host answers. The
 // inventory only narrows the list to its fleet, where it can be read.
 func runOps(ctx context.Context, s streams, g globals, id string) error {
+	if g.stateMissing() && !g.stateGiven && id == "" {
+		return printOperations(s, g, nil, false) // nothing was ever run here
+	}
+	if err := g.needState("ops"); err != nil {
+		return err
+	}
 	db, store, err := openJournal(ctx, g)
 	if err != nil {
 		return err
@@ -87,15 +93,21 @@ func runOps(ctx context.Context, s streams, g globals, id string) error {
 	if err != nil {
 		return err
 	}
+	if id != "" && !g.json {
+		return printOp(s, describeOp(records[0], true))
+	}
+	return printOperations(s, g, records, id != "")
+}
+
+// printOperations lists operations in the form that was asked for; one that was
+// asked for by name comes with its plan.
+func printOperations(s streams, g globals, records []journal.Record, whole bool) error {
 	doc := opsDocument{Schema: "qnetops/ops/v1", Operations: []opsEntry{}}
 	for _, r := range records {
-		doc.Operations = append(doc.Operations, describeOp(r, id != ""))
+		doc.Operations = append(doc.Operations, describeOp(r, whole))
 	}
 	if g.json {
 		return printJSON(s.out, doc)
-	}
-	if id != "" {
-		return printOp(s, doc.Operations[0])
 	}
 	return printOps(s, doc)
 }

@@ -16,19 +16,24 @@ import (
 )
 
 func rehearseCommand(s streams) *cli.Command {
-	return &cli.Command{
-		Name: "rehearse", ArgsUsage: "roll", Usage: "do it all on a lab first, with a failure on the way, and show the timeline",
-		Flags: []cli.Flag{
+	flags := func() []cli.Flag {
+		return []cli.Flag{
 			&cli.StringFlag{Name: "report", Usage: "write the timeline to `FILE` (Markdown)"},
 			&cli.DurationFlag{Name: "block", Value: 20 * time.Millisecond, Usage: "block `TIME` of the lab"},
 			&cli.IntFlag{Name: "nodes", Value: 6, Usage: "how many `HOSTS`"},
-		},
-		Action: func(c *cli.Context) error {
-			what := c.Args().First()
-			if c.NArg() > 1 || what != "" && what != "roll" {
-				return &usageError{text: fmt.Sprintf("no rehearsal of %q", c.Args().Slice()), hint: "qnetops rehearse roll"}
-			}
-			return rehearseRoll(c.Context, s, c.Int("nodes"), c.Duration("block"), c.String("report"))
+		}
+	}
+	roll := func(c *cli.Context) error {
+		if c.NArg() > 0 {
+			return &usageError{text: fmt.Sprintf("no rehearsal of %q", c.Args().Slice()), hint: "qnetops rehearse roll"}
+		}
+		return rehearseRoll(c.Context, s, c.Int("nodes"), c.Duration("block"), c.String("report"))
+	}
+	return &cli.Command{
+		Name: "rehearse", Usage: "do it all on a lab first, with a failure on the way, and show the timeline",
+		Flags: flags(), Action: roll,
+		Subcommands: []*cli.Command{
+			{Name: "roll", Usage: "qnet:v1 to qnet:v2, then an image that crashes and is put back", Flags: flags(), Action: roll},
 		},
 	}
 }

@@ -60,6 +60,9 @@ func onOperation(c *cli.Context, s streams, do onOp) error {
 }
 
 func openOperation(ctx context.Context, g globals, id string) error {
+	if err := g.needState(id); err != nil {
+		return err
+	}
 	db, store, err := openJournal(ctx, g)
 	if err != nil {
 		return err
@@ -78,6 +81,9 @@ func openOperation(ctx context.Context, g globals, id string) error {
 
 // runFinish archives and removes what a finished roll kept aside.
 func runFinish(ctx context.Context, s streams, g globals, id string) error {
+	if err := g.needState(id); err != nil {
+		return err
+	}
 	return withFleet(ctx, s, g, func(r *rollRun) error {
 		if err := r.ops.Free(ctx); err != nil || g.dryRun {
 			return err

@@ -65,7 +65,7 @@ func completionCommand(s streams) *cli.Command {
 
 const bashCompletion = `
 _qnetops() {
-  local words=("${COMP_WORDS[@]:0:$COMP_CWORD}")
+  local words=("${COMP_WORDS[@]:0:$COMP_CWORD+1}")
   COMPREPLY=($(compgen -W "$("${words[@]}" --generate-bash-completion 2>/dev/null)" -- "${COMP_WORDS[COMP_CWORD]}"))
 }
 complete -F _qnetops qnetops
@@ -75,7 +75,7 @@ const zshCompletion = `
 #compdef qnetops
 _qnetops() {
   local -a found
-  found=("${(@f)$("${(@)words[1,CURRENT-1]}" --generate-bash-completion 2>/dev/null)}")
+  found=("${(@f)$("${(@)words[1,CURRENT]}" --generate-bash-completion 2>/dev/null)}")
   _describe 'qnetops' found
 }
 compdef _qnetops qnetops
