@@ -123,3 +123,92 @@ func deref(s *string) string {
 	}
 	return "=" + *s
 }
+
+// Oddity is what tells a group of nodes from the fleet's largest one.
+type Oddity struct {
+	IDs         []string
+	Differences []string // "build 3333333, the others 1111111"
+}
+
+// Odd names the nodes that look unlike most others and how, also where each by
+// itself is healthy: a build of its own, a restart more, a reading that only
+// they lack. Without a largest group nobody is the odd one.
+func Odd(v View) []Oddity {
+	groups := Fold(v)
+	largest, second := -1, 0
+	for i, g := range groups {
+		switch {
+		case largest < 0 || len(g.IDs) > len(groups[largest].IDs):
+			if largest >= 0 {
+				second = len(groups[largest].IDs)
+			}
+			largest = i
+		default:
+			second = max(second, len(g.IDs))
+		}
+	}
+	if largest < 0 || second == len(groups[largest].IDs) {
+		return nil
+	}
+	var out []Oddity
+	for i, g := range groups {
+		if i == largest {
+			continue
+		}
+		if d := g.First.differences(groups[largest].First); len(d) > 0 {
+			out = append(out, Oddity{g.IDs, d})
+		}
+	}
+	return out
+}
+
+// traits are the things of likeness that a person compares, by name.
+func (n NodeView) traits() [][2]string {
+	out := [][2]string{{"verdict", string(n.Verdict)}}
+	if !n.Reachable {
+		return out // nothing else of it was seen
+	}
+	out = append(out, [][2]string{{"build", orUnknown(n.Build)}}...)
+	c := n.Container
+	if c == nil {
+		c = &ContainerView{}
+	}
+	restarts := "unknown"
+	if c.RestartCount != nil {
+		restarts = fmt.Sprint(*c.RestartCount)
+	}
+	round := "0"
+	if n.TimeoutRound != nil && *n.TimeoutRound > 0 {
+		round = "above 0"
+	}
+	return append(out, [2]string{"image", c.Image}, [2]string{"digest", c.Digest}, [2]string{"state", c.State},
+		[2]string{"restarts", restarts}, [2]string{"restart policy", c.RestartPolicy}, [2]string{"timeout round", round})
+}
+
+func orUnknown(s *string) string {
+	if s == nil {
+		return "unknown"
+	}
+	return *s
+}
+
+func (n NodeView) differences(most NodeView) []string {
+	var out []string
+	other := most.traits()
+	for i, t := range n.traits() {
+		if i == len(other) {
+			break
+		}
+		if t[1] != other[i][1] {
+			out = append(out, fmt.Sprintf("%s %s, the others %s", t[0], orNone(t[1]), orNone(other[i][1])))
+		}
+	}
+	return out
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "none"
+	}
+	return s
+}

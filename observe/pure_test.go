@@ -3,6 +3,7 @@ package observe
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -251,6 +252,37 @@ func TestFold(t *testing.T) {
 	}
 	if s := (Range{}).String(); s != "?" {
 		t.Errorf("an empty range prints %q", s)
+	}
+}
+
+// TestOdd: who differs from most others is named with the difference, also where each is healthy by itself; where there is no
+// largest group, nobody is odd.
+func TestOdd(t *testing.T) {
+	v := Judge(six(func(n []NodeView) {
+		n[1].Build = ptr("2222222")
+		n[3].Container.RestartCount = ptr(3)
+		n[4] = NodeView{ID: "005", Role: "genesis", Err: fmt.Errorf("no route to host")}
+	}))
+	var got []string
+	for _, o := range Odd(v) {
+		got = append(got, fmt.Sprintf("%v %s", o.IDs, strings.Join(o.Differences, "; ")))
+	}
+	slices.Sort(got)
+	want := []string{
+		"[002] build 2222222, the others " + *v.Nodes[0].Build,
+		"[004] restarts 3, the others 0",
+		"[005] verdict down, the others healthy",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	half := Judge(six(func(n []NodeView) {
+		for i := range 3 {
+			n[i].Build = ptr("2222222")
+		}
+	}))
+	if odd := Odd(half); len(odd) != 0 {
+		t.Errorf("three against three: %+v", odd)
 	}
 }
 

@@ -109,6 +109,9 @@ func printStatus(w io.Writer, view observe.View, verbose bool) error {
 			}
 		}
 	}
+	for _, o := range observe.Odd(view) {
+		fmt.Fprintf(w, "odd: %s: %s\n", strings.Join(o.IDs, ","), strings.Join(o.Differences, "; "))
+	}
 	printNotes(w, view)
 	if view.Seal != nil && view.Seal.Quorum > 0 {
 		fmt.Fprintf(w, "newest common seal: macroblock %d, committee of %d, quorum %d\n", view.Seal.Index, len(view.Seal.Committee), view.Seal.Quorum)
