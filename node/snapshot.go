@@ -94,14 +94,14 @@ type Transfer struct {
 	Bytes   uint64        // read
 	Size    *uint64       // announced length of the whole, in bytes; nil where the node streams without one
 	Whole   bool          // read to its end, and as long as announced
-	Wait    time.Duration // from the request to the first byte
 	Elapsed time.Duration // from the request to the last byte read
 }
 
-// Rate is the throughput after the first byte, in bytes a second; 0 where too little was read to say.
+// Rate is the throughput in bytes a second, the wait for the first byte counted, so that it errs towards slow; 0 where no
+// time passed that could be measured.
 func (t Transfer) Rate() float64 {
-	if d := t.Elapsed - t.Wait; d > 0 && t.Bytes > 0 {
-		return float64(t.Bytes) / d.Seconds()
+	if t.Elapsed > 0 {
+		return float64(t.Bytes) / t.Elapsed.Seconds()
 	}
 	return 0
 }
@@ -164,9 +164,6 @@ func (t *Transfer) read(body io.Reader, begun time.Time, limit int64) error {
 	buf := make([]byte, 64<<10)
 	for int64(t.Bytes) < limit {
 		n, err := body.Read(buf[:min(int64(len(buf)), limit-int64(t.Bytes))])
-		if n > 0 && t.Bytes == 0 {
-			t.Wait = time.Since(begun)
-		}
 		t.Bytes += uint64(n)
 		t.Elapsed = time.Since(begun)
 		if errors.Is(err, io.EOF) {
