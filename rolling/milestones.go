@@ -25,6 +25,9 @@ const (
 	// wrongBuilds is how often /healthz must name another build before that is
 	// taken as final; one answer could come from a port that is changing hands.
 	wrongBuilds = 3
+	// longestBlind is how long, in block times, a milestone's clock stands still
+	// while nothing at all can be seen of the fleet.
+	longestBlind = 1800
 )
 
 // Milestone is the state of one re-entry check of one node.
@@ -104,6 +107,8 @@ type Reentry struct {
 	opened       map[string]time.Time
 	wrongAnswers int
 	fed          bool
+	last         time.Time     // of the newest sighting
+	blind        time.Duration // for which no clock ran
 
 	participated map[uint64]bool
 	spoiled      map[uint64]bool
@@ -191,6 +196,10 @@ func (r *Reentry) Feed(s Sighting) {
 		r.fed = true
 		r.opened["M1"] = s.At
 	}
+	if s.blind() {
+		r.pause(s.At)
+	}
+	r.last = s.At
 	r.collect(s)
 	r.judgeStable(s)
 	r.judgeRPC(s)
@@ -426,6 +435,31 @@ func (r *Reentry) expire(now time.Time) {
 		}
 		if limit := r.deadline(m.Name); now.Sub(opened) >= limit {
 			r.settle(m, observe.Fail, now, fmt.Sprintf("not reached in %s: %s", limit.Round(time.Millisecond), m.Reason))
+		}
+	}
+}
+
+// blind says that neither the node nor any other one could be read: then it is
+// the operator who is cut off, and that says nothing about the node.
+func (s Sighting) blind() bool {
+	return s.Running == nil && s.Health == nil && s.Position == nil && s.Status == nil && s.FleetHeight == nil && len(s.Lines)+len(s.Seals) == 0
+}
+
+// pause takes the time since the last sighting off every open deadline: a good
+// node must not be put back because the operator's own connection was away. It
+// does so for longestBlind in all, since every wait must end.
+func (r *Reentry) pause(now time.Time) {
+	gap := now.Sub(r.last)
+	if r.last.IsZero() || gap <= 0 {
+		return
+	}
+	if rest := r.blocks(longestBlind) - r.blind; gap > rest {
+		gap = rest
+	}
+	r.blind += gap
+	for _, m := range r.all() {
+		if opened, started := r.opened[m.Name]; started && m.Verdict == string(observe.Unknown) {
+			r.opened[m.Name] = opened.Add(gap)
 		}
 	}
 }

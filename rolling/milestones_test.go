@@ -308,6 +308,41 @@ func TestDeadlinesAreNeverUnderTenSeconds(t *testing.T) {
 	expect(t, r, "M1", "fail")
 }
 
+// While the operator himself is cut off no deadline runs, but not for ever; a node that alone is silent has no such grace.
+func TestDeadlinesStandStillWhileNothingIsSeen(t *testing.T) {
+	at := func(seconds int) time.Time { return good(seconds, 1010).At }
+	r := NewReentry(want())
+	silent := good(0, 1010)
+	silent.Health = nil
+	r.Feed(silent)
+	for s := 1; s <= 1800; s += 10 { // half an hour of nothing, then 239 s of a silent node
+		r.Feed(Sighting{At: at(s)})
+	}
+	expect(t, r, "M1", "unknown")
+	last := 1791
+	for _, s := range []int{1, 120, 239} {
+		silent = good(last+s, 1010)
+		silent.Health = nil
+		r.Feed(silent)
+		expect(t, r, "M1", "unknown")
+	}
+	silent = good(last+241, 1010)
+	silent.Health = nil
+	r.Feed(silent)
+	expect(t, r, "M1", "fail")
+
+	r = NewReentry(want())
+	first := good(0, 1010)
+	first.Health = nil
+	r.Feed(first)
+	for s := 1; s <= 1800+239; s++ {
+		r.Feed(Sighting{At: at(s)})
+	}
+	expect(t, r, "M1", "unknown")
+	r.Feed(Sighting{At: at(1800 + 241)})
+	expect(t, r, "M1", "fail")
+}
+
 // A resume hours after the start looks for the first time: one answer that does
 // not come must not put a good node back.
 func TestResumeDoesNotFailM1OverOneMissedReading(t *testing.T) {
