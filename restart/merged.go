@@ -82,4 +82,5 @@ type Absent struct {
 type NeededRange struct {
 	Operator string `json:"operator"`
 	IndexRange
+	Reason string `json:"reason"` // what is not known of it so far, by host
 }
