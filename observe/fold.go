@@ -147,7 +147,7 @@ func Odd(v View) []Oddity {
 			second = max(second, len(g.IDs))
 		}
 	}
-	if largest < 0 || second == len(groups[largest].IDs) {
+	if largest < 0 || second == len(groups[largest].IDs) || !groups[largest].First.Reachable {
 		return nil
 	}
 	var out []Oddity
@@ -164,11 +164,10 @@ func Odd(v View) []Oddity {
 
 // traits are the things of likeness that a person compares, by name.
 func (n NodeView) traits() [][2]string {
-	out := [][2]string{{"verdict", string(n.Verdict)}}
 	if !n.Reachable {
-		return out // nothing else of it was seen
+		return nil // nothing of it was seen, and its verdict says so
 	}
-	out = append(out, [][2]string{{"build", orUnknown(n.Build)}}...)
+	out := [][2]string{{"build", orUnknown(n.Build)}}
 	c := n.Container
 	if c == nil {
 		c = &ContainerView{}
@@ -196,9 +195,6 @@ func (n NodeView) differences(most NodeView) []string {
 	var out []string
 	other := most.traits()
 	for i, t := range n.traits() {
-		if i == len(other) {
-			break
-		}
 		if t[1] != other[i][1] {
 			out = append(out, fmt.Sprintf("%s %s, the others %s", t[0], orNone(t[1]), orNone(other[i][1])))
 		}

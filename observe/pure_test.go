@@ -271,7 +271,6 @@ func TestOdd(t *testing.T) {
 	want := []string{
 		"[002] build 2222222, the others " + *v.Nodes[0].Build,
 		"[004] restarts 3, the others 0",
-		"[005] verdict down, the others healthy",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -104,7 +105,8 @@ func printStatus(w io.Writer, view observe.View, verbose bool) error {
 	}
 	for _, n := range view.Nodes {
 		for _, reason := range n.Reasons {
-			if n.Verdict != observe.Healthy {
+			said := slices.ContainsFunc(view.Reasons, func(of string) bool { return strings.Contains(of, n.ID) && strings.Contains(of, reason) })
+			if n.Verdict != observe.Healthy && !said {
 				fmt.Fprintf(w, "%s is %s: %s\n", n.ID, n.Verdict, reason)
 			}
 		}
