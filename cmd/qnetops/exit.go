@@ -146,6 +146,9 @@ func hints(err error) []string {
 	if h, ok := err.(interface{ Hint() string }); ok {
 		out = append(out, h.Hint())
 	}
+	if err == journal.ErrNotFound {
+		out = append(out, "qnetops ops lists the operations of this store; --state names another one")
+	}
 	switch e := err.(type) {
 	case interface{ Unwrap() []error }:
 		for _, inner := range e.Unwrap() {

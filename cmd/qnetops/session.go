@@ -148,7 +148,7 @@ func confirm(ctx context.Context, s streams, g globals, question string) error {
 		return err
 	}
 	if !ok {
-		return &refusal{text: "not confirmed, nothing was changed"}
+		return &refusal{text: "not confirmed, nothing was changed", hint: "run it again and answer y; --yes answers beforehand, --dry-run only shows"}
 	}
 	return nil
 }
