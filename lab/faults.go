@@ -13,6 +13,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/qnetops/qnetops/lab/engine"
+	"github.com/qnetops/qnetops/lab/ledger"
 	"github.com/qnetops/qnetops/lab/simnode"
 )
 
@@ -68,7 +69,8 @@ func Kinds() []string {
 }
 
 // Inject sets a fault on a host or its node. An unknown kind or host is an
-// error that lists the known ones.
+// error that lists the known ones. A node of a ledger has the faults of
+// ledger.Kinds instead of those of a simulated node.
 func (l *Lab) Inject(id, kind, arg string) error {
 	h, err := l.Host(id)
 	if err != nil {
@@ -82,6 +84,10 @@ func (l *Lab) Inject(id, kind, arg string) error {
 		}
 		if f.clear == nil {
 			return nil
+		}
+	case h.ledger != nil:
+		if err := h.ledger.Set(ledger.Kind(kind), arg); err != nil {
+			return fmt.Errorf("host %s: %w", id, err)
 		}
 	case slices.Contains(simnode.Kinds(), simnode.Kind(kind)):
 		if err := h.faults.Set(simnode.Kind(kind), arg); err != nil {
@@ -118,7 +124,7 @@ func (l *Lab) Clear(id, kind string) error {
 		}
 		hosts = []*Host{h}
 	}
-	if kind != "" && !slices.Contains(Kinds(), kind) {
+	if kind != "" && !slices.Contains(Kinds(), kind) && !slices.Contains(ledger.Kinds(), ledger.Kind(kind)) {
 		return fmt.Errorf("unknown fault %q: known are %s", kind, strings.Join(Kinds(), ", "))
 	}
 	var first error
@@ -141,6 +147,10 @@ func (l *Lab) clearOne(h *Host, kind string) error {
 	l.mu.Unlock()
 	if f, ok := hostFaults()[kind]; ok {
 		return f.clear(h)
+	}
+	if h.ledger != nil {
+		h.ledger.Clear(ledger.Kind(kind))
+		return nil
 	}
 	h.faults.Clear(simnode.Kind(kind))
 	return nil

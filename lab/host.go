@@ -19,6 +19,7 @@ import (
 
 	"github.com/qnetops/qnetops/host"
 	"github.com/qnetops/qnetops/lab/engine"
+	"github.com/qnetops/qnetops/lab/ledger"
 	"github.com/qnetops/qnetops/lab/memnet"
 	"github.com/qnetops/qnetops/lab/simnode"
 	"github.com/qnetops/qnetops/lab/sshd"
@@ -40,6 +41,7 @@ type Host struct {
 	sshd   *sshd.Server
 	key    ssh.Signer
 	faults *simnode.Faults // of the node, whatever container runs it
+	ledger *ledger.Node    // the node itself where the chain stands still, else nil
 
 	mu        sync.Mutex
 	address   string
@@ -54,6 +56,9 @@ type Host struct {
 func (l *Lab) newHost(i int, spec HostSpec) (*Host, error) {
 	h := &Host{lab: l, index: i, spec: spec, root: filepath.Join(l.cfg.Dir, "hosts", spec.ID), address: spec.Address, port: spec.SSHPort,
 		faults: &simnode.Faults{}, listeners: map[int]*hostListener{}, procs: map[int]*proc{}, hashed: map[string]bool{}}
+	if l.cfg.Ledger != nil {
+		h.ledger = l.cfg.Ledger(i)
+	}
 	for _, dir := range []string{spec.DataPath, "/root", "/var/lib/docker"} {
 		if err := os.MkdirAll(filepath.Join(h.root, dir), 0o755); err != nil {
 			return nil, fmt.Errorf("making host %s: %w", spec.ID, err)
@@ -88,7 +93,15 @@ func (h *Host) Root() string { return h.root }
 func (h *Host) DataDir() string { return filepath.Join(h.root, h.spec.DataPath) }
 
 // NodeID is the id of the host's node.
-func (h *Host) NodeID() string { return simnode.NodeID(h.lab.nodeEnv(h.index, h.spec)) }
+func (h *Host) NodeID() string {
+	if h.ledger != nil {
+		return h.ledger.ID()
+	}
+	return simnode.NodeID(h.lab.nodeEnv(h.index, h.spec))
+}
+
+// Ledger is the host's node where Config.Ledger gave one, else nil.
+func (h *Host) Ledger() *ledger.Node { return h.ledger }
 
 // Faults are the faults of the host's node.
 func (h *Host) Faults() *simnode.Faults { return h.faults }

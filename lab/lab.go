@@ -20,6 +20,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/qnetops/qnetops/lab/engine"
+	"github.com/qnetops/qnetops/lab/ledger"
 	"github.com/qnetops/qnetops/lab/memnet"
 	"github.com/qnetops/qnetops/lab/simnode"
 )
@@ -60,6 +61,11 @@ type Config struct {
 	// own: their API shows the node of one of the first hosts. It is for
 	// measuring many hosts, where a thousand nodes would measure the lab.
 	Mirror int
+	// Ledger, when it is set, gives the node of host i (from 1): one of a
+	// stalled chain with a history of any length, which several labs can share.
+	// Nil for a host keeps its simulated node. Faults of such a host's node are
+	// those of ledger.Kinds.
+	Ledger func(i int) *ledger.Node
 	// Host changes host i (from 1) before it is built.
 	Host func(i int, h *HostSpec)
 	// Progress is told what happens, in words for a person.

@@ -13,10 +13,11 @@ import (
 	"github.com/qnetops/qnetops/lab/engine"
 	"github.com/qnetops/qnetops/lab/memnet"
 	"github.com/qnetops/qnetops/lab/simnode"
+	"github.com/qnetops/qnetops/node"
 )
 
-// runner runs the containers of one host: nodes as simnode.Run, anything else
-// as a process that idles.
+// runner runs the containers of one host: nodes as simnode.Run or as the node
+// of a ledger, anything else as a process that idles.
 type runner struct{ h *Host }
 
 // process is a running container.
@@ -34,6 +35,10 @@ func (r *runner) Start(ctx context.Context, p engine.Process) (engine.Running, e
 	run := &process{cancel: cancel, stop: make(chan struct{}), done: make(chan struct{})}
 	if len(p.Entrypoint) == 0 || p.Entrypoint[0] != "/qnetops" || r.h.source() != r.h {
 		go run.idle(ctx)
+		return run, nil
+	}
+	if r.h.ledger != nil {
+		go r.ledger(ctx, p, run)
 		return run, nil
 	}
 	dir, err := r.dataDir(p)
@@ -73,6 +78,27 @@ func (r *runner) node(ctx context.Context, p engine.Process, dir string, run *pr
 	l.leave(id)
 	run.cancel()
 	close(run.done)
+}
+
+// ledger is one life of a node of a stalled chain: it prints its log and answers.
+func (r *runner) ledger(ctx context.Context, p engine.Process, run *process) {
+	defer close(run.done)
+	defer run.cancel()
+	ln, err := r.h.listen(p, fmt.Sprintf("0.0.0.0:%d", node.DefaultAPIPort))
+	if err != nil {
+		fmt.Fprintf(p.Stderr, "[FATAL][RPC] Cannot bind port %d: %v\n", node.DefaultAPIPort, err)
+		run.code = 1
+		return
+	}
+	for _, line := range r.h.ledger.Lines() {
+		fmt.Fprintln(p.Stdout, line)
+	}
+	defer r.h.ledger.Serve(ln)()
+	select {
+	case <-ctx.Done():
+		run.code = 137
+	case <-run.stop:
+	}
 }
 
 func (p *process) idle(ctx context.Context) {
