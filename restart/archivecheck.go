@@ -3,6 +3,7 @@ package restart
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -69,7 +70,7 @@ type ArchiveCheck struct {
 	SnapshotBytes  *uint64       `json:"snapshot_bytes"`
 	Chunks         *uint64       `json:"chunks"`
 	ReadBytes      uint64        `json:"read_bytes"`       // what the rate was measured on
-	Rate           *float64      `json:"bytes_per_second"` // of one transfer
+	Rate           *uint64       `json:"bytes_per_second"` // of one transfer
 	Fetch          FetchForecast `json:"fetch"`
 	Macroblocks    Sampled       `json:"macroblocks"`
 	Bodies         Sampled       `json:"bodies"`
@@ -86,10 +87,10 @@ type ArchiveCheck struct {
 // FetchForecast is how long all joiners need for the snapshot, in seconds. At most Transfers of them are served at a time. Best
 // is with each transfer as fast as the one measured, Worst with all of them sharing that rate; nil: size or rate is unknown.
 type FetchForecast struct {
-	Joiners   int      `json:"joiners"`
-	Transfers int      `json:"transfers"`
-	Best      *float64 `json:"best_seconds"`
-	Worst     *float64 `json:"worst_seconds"`
+	Joiners   int     `json:"joiners"`
+	Transfers int     `json:"transfers"`
+	Best      *uint64 `json:"best_seconds"`
+	Worst     *uint64 `json:"worst_seconds"`
 }
 
 // Sampled is a range of indices or heights, both ends included, and those of it that were asked for.
@@ -106,8 +107,8 @@ type PruneForecast struct {
 	At     *uint64 `json:"at_height"`
 	Blocks *uint64 `json:"blocks_left"` // of the host's height now; nil: unknown
 	// Moving says whether any node of the inventory moved while the check ran; nil: unknown.
-	Moving  *bool    `json:"moving"`
-	Seconds *float64 `json:"seconds_left"` // at the normal pace; nil: unknown, or not while the chain stands
+	Moving  *bool   `json:"moving"`
+	Seconds *uint64 `json:"seconds_left"` // at the normal pace; nil: unknown, or not while the chain stands
 }
 
 // Holder is one host's word on what state it holds.
@@ -154,8 +155,8 @@ func CheckArchive(ctx context.Context, in ArchiveInput) (ArchiveCheck, error) {
 	return out, nil
 }
 
-// MaxK is the largest macroblock of which the last height fits into 64 bits.
-const MaxK = ^uint64(0) / node.MacroblockBlocks
+// MaxK is the largest macroblock of which the last height fits into a canonical document.
+const MaxK = MaxSafe / node.MacroblockBlocks
 
 // KError is a K that cannot be one.
 type KError struct{ K uint64 }
@@ -217,13 +218,17 @@ func (r *archiveRun) keep() {
 		r.out.StopNow = &r.in.Designated
 		left := "at an unknown time"
 		if p.Blocks != nil {
-			seconds := (time.Duration(min(*p.Blocks, 1<<31)) * r.in.Block).Seconds()
+			pace := time.Duration(min(*p.Blocks, 1<<31)) * r.in.Block
+			seconds := uint64(pace / time.Second)
 			p.Seconds = &seconds
-			left = fmt.Sprintf("in %d blocks, about %s", *p.Blocks, time.Duration(seconds*float64(time.Second)).Round(time.Second))
+			left = fmt.Sprintf("in %d blocks, about %s", *p.Blocks, pace.Round(time.Second))
 		}
 		r.add(ArchiveKeep, observe.Fail, nil, "the chain moves: the snapshot is pruned at height %d, %s; stop %s now to keep its state", gone, left, r.in.Designated)
 	}
 }
+
+// wholeSeconds rounds up: a canonical document has whole numbers only.
+func wholeSeconds(v float64) uint64 { return uint64(math.Ceil(min(v, MaxSafe))) }
 
 // forecast says how long the joiners will be fetching.
 func (r *archiveRun) forecast() {
@@ -231,8 +236,8 @@ func (r *archiveRun) forecast() {
 	if r.out.SnapshotBytes == nil || r.out.Rate == nil || f.Joiners <= 0 {
 		return
 	}
-	one := float64(*r.out.SnapshotBytes) / *r.out.Rate
+	one := float64(*r.out.SnapshotBytes) / float64(*r.out.Rate)
 	rounds := (f.Joiners + f.Transfers - 1) / f.Transfers
-	best, worst := one*float64(rounds), one*float64(f.Joiners)
+	best, worst := wholeSeconds(one*float64(rounds)), wholeSeconds(one*float64(f.Joiners))
 	f.Best, f.Worst = &best, &worst
 }

@@ -242,7 +242,7 @@ func (r *archiveRun) transfer(ctx context.Context, height uint64) {
 	if r.out.SnapshotBytes != nil {
 		size = fmt.Sprintf("of %d bytes", *r.out.SnapshotBytes)
 	}
-	r.add(ArchiveThroughput, observe.Pass, nil, "%.0f bytes a second, measured on %d bytes; the snapshot is %s", *r.out.Rate, r.out.ReadBytes, size)
+	r.add(ArchiveThroughput, observe.Pass, nil, "%d bytes a second, measured on %d bytes; the snapshot is %s", *r.out.Rate, r.out.ReadBytes, size)
 }
 
 func firstOf(seen map[string]string, keys ...string) string {
@@ -286,7 +286,7 @@ func (r *archiveRun) chunks(ctx context.Context, height uint64, seen map[string]
 
 // measure keeps the rate of the largest transfer: short ones measure the round trip.
 func (r *archiveRun) measure(t node.Transfer) {
-	if rate := t.Rate(); rate > 0 && t.Bytes >= r.out.ReadBytes {
+	if rate := uint64(t.Rate()); rate > 0 && t.Bytes >= r.out.ReadBytes {
 		r.out.Rate, r.out.ReadBytes = &rate, t.Bytes
 	}
 }

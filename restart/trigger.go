@@ -30,11 +30,10 @@ const (
 
 // Trigger says whether a restart may be published at all. Anything less than a trigger is a fault to mend, not a restart.
 type Trigger struct {
-	Kind    string          `json:"kind"` // stalled or forged
-	Verdict observe.Verdict `json:"verdict"`
-	Block   string          `json:"block"` // block time of the chain, by which both times below scale
-	// FlatSeconds is how long finality must have been flat.
-	FlatSeconds     float64         `json:"flat_needed_seconds"`
+	Kind            string          `json:"kind"` // stalled or forged
+	Verdict         observe.Verdict `json:"verdict"`
+	Block           string          `json:"block"`            // block time of the chain, by which all times scale
+	FlatBlocks      uint64          `json:"flat_blocks"`      // block times for which finality must have been flat
 	Forged          *uint64         `json:"forged"`           // first macroblock that is forged; nil: none
 	RollbackUseless string          `json:"rollback_useless"` // stated by the one who publishes; empty: not stated
 	Checks          []observe.Check `json:"checks"`
@@ -59,7 +58,7 @@ type TriggerInput struct {
 // from a K strictly below it. It is a function of its arguments: everyone with the same files comes to the same answer.
 func CheckTrigger(m Merged, in TriggerInput) Trigger {
 	flat := FlatBlocks * in.Block
-	t := Trigger{Kind: TriggerStalled, Block: in.Block.String(), FlatSeconds: flat.Seconds(), RollbackUseless: in.RollbackUseless, Waived: in.Waived}
+	t := Trigger{Kind: TriggerStalled, Block: in.Block.String(), FlatBlocks: FlatBlocks, RollbackUseless: in.RollbackUseless, Waived: in.Waived}
 	if in.Forged > 0 {
 		t.Kind, t.Forged = TriggerForged, &in.Forged
 		t.Checks = []observe.Check{checkForged(in)}
