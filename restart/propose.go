@@ -54,7 +54,7 @@ func (e *OptionError) Hint() string { return e.Do }
 //	(c) each present operator shows a certificate of it that is self-consistent, unrelaxed and of full quorum, and no host
 //	    of anybody shows a relaxed one;
 //	(d) K >= 2; each present operator holds K-1, K-1 satisfies (b), and each previous hash in K is the hash of K-1;
-//	(f) hosts of at least two different nodes of present operators hold it;
+//	(f) hosts of at least two different nodes of present operators hold it, and so for K-1, whose digest is published too;
 //	(g) it is below Below and below Forged.
 //
 // There is no K, and Stop says why,
@@ -64,14 +64,16 @@ func (e *OptionError) Hint() string { return e.Do }
 //	(h) if an operator is expected, gave nothing and is not waived.
 //
 // Unknown is not agreement: an index above that K, and below the lowest contradiction, which nothing refuses and which is
-// not known to satisfy (a) to (f) makes the choice undecided. Then there is no K and Needed says who has to add what. A
-// contradiction above K does not stop; it is why what lies above is refused.
+// not known to satisfy (a) to (f) makes the choice undecided. Then there is no K and Needed says who has to add what, down
+// to the newest one of which only the macroblock below it is unknown. A contradiction above K does not stop; it is why what
+// lies above is refused.
 //
 // What a lie of one host can do. Contradicting others (another hash, digest or previous hash, a worse certificate, a
-// macroblock that does not exist, a denial) can only take K away or make it older: for one index no other hash can come
-// out. Claiming more than it has (a macroblock it lacks, with the hash and digest that others show, or a better
-// certificate) can make K newer, but only up to what all other present operators hold, and what the host of another node
-// holds with that hash. The price of such a lie is the liar's: it has no state at K.
+// macroblock that does not exist, a denial) can only take K away or make it older; where the choice was undecided or stopped,
+// a denial can settle it on an older one. Two lies can make K newer. Claiming what it lacks (a macroblock, with the hash and
+// digest that others show, or a better certificate): then its operator has no state at K. Hiding that it differed (a fork, a
+// bad or relaxed seal that it alone saw): then K is what comes out without that host. Neither can bring out a K that the
+// other present operators do not all hold and certify, nor, for any index, a hash or digest that no other node shows.
 //
 // The error is an *OptionError. No fault of the evidence is an error.
 func Propose(m Merged, o ProposeOptions) (Proposal, error) {
@@ -178,6 +180,9 @@ func (c *choice) search() {
 			c.best = &s.from
 		case len(s.refusals) == 0 && !above:
 			c.open = append(c.open, s)
+			if !slices.ContainsFunc(s.unknown, func(g gap) bool { return !g.below }) {
+				return // once the one below it is known this one satisfies all, so nothing older is asked for
+			}
 		default:
 			c.refuse(s, above, fork)
 		}
@@ -261,7 +266,11 @@ func (c *choice) judge(index uint64) ruling {
 		v.refuse("the hosts differ in its " + kind)
 	}
 	c.judgeOperators(&v, index)
-	c.judgeWitnesses(&v, index)
+	c.judgeRelaxed(&v, index)
+	c.judgeWitnesses(&v, index, false)
+	if index >= 2 {
+		c.judgeWitnesses(&v, index-1, true)
+	}
 	if kind, differ := c.differ[index-1]; differ && index >= 2 {
 		v.refuse("the hosts differ in the " + kind + " of the macroblock below it")
 	}
@@ -330,8 +339,7 @@ func (p *party) faults(index uint64) string {
 	return strings.Join(slices.Sorted(maps.Keys(found)), ", ")
 }
 
-func (c *choice) judgeWitnesses(v *ruling, index uint64) {
-	var holders, silent []*witness
+func (c *choice) judgeRelaxed(v *ruling, index uint64) {
 	var relaxed []string
 	for _, w := range c.claims[index] {
 		if proof := w.entries[index].Proof; proof != nil && (proof.Relaxed || proof.Fault == node.FaultRecovery) {
@@ -341,6 +349,11 @@ func (c *choice) judgeWitnesses(v *ruling, index uint64) {
 	if len(relaxed) > 0 {
 		v.refuse("sealed under a recovery pin at " + strings.Join(relaxed, ", "))
 	}
+}
+
+// judgeWitnesses wants two nodes behind a macroblock; below says that it is the one below the judged one.
+func (c *choice) judgeWitnesses(v *ruling, index uint64, below bool) {
+	var holders, silent []*witness
 	for _, p := range c.parties {
 		for _, w := range p.hosts {
 			switch st := w.at(index); {
@@ -356,12 +369,16 @@ func (c *choice) judgeWitnesses(v *ruling, index uint64) {
 		return
 	}
 	if nodes(append(slices.Clone(holders), silent...)) < 2 {
-		v.refuse("it rests on the word of fewer than two nodes")
+		what := "it rests"
+		if below {
+			what = "the macroblock below it rests"
+		}
+		v.refuse(what + " on the word of fewer than two nodes")
 		return
 	}
 	for _, p := range c.parties {
 		if p.present && slices.ContainsFunc(silent, func(w *witness) bool { return w.operator == p.name }) {
-			v.unknown = append(v.unknown, gap{party: p})
+			v.unknown = append(v.unknown, gap{party: p, below: below})
 		}
 	}
 }

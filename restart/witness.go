@@ -241,6 +241,9 @@ func (l *ledger) compare() {
 
 func (l *ledger) compareHashes(index uint64) {
 	var listed, all, digests tally
+	if index == 0 {
+		all.add(&node.Hash{}) // there is no macroblock 0: the previous hash of the first one is all zeros (facts 2.1)
+	}
 	for _, w := range l.claims[index] {
 		mb := w.entries[index]
 		listed.add(mb.Hash)
@@ -250,19 +253,16 @@ func (l *ledger) compareHashes(index uint64) {
 	for _, w := range l.claims[index+1] {
 		all.add(w.entries[index+1].Previous)
 	}
-	kind := ""
+	if all.differ {
+		l.disagreements = append(l.disagreements, Disagreement{Index: index, Kind: KindHash, Values: l.values(index, KindHash)})
+	}
 	switch {
-	case all.differ:
-		kind = KindHash
+	case listed.differ:
+		l.differ[index] = KindHash
 	case digests.differ:
-		kind = KindDigest
-	default:
-		return
+		l.differ[index] = KindDigest
+		l.disagreements = append(l.disagreements, Disagreement{Index: index, Kind: KindDigest, Values: l.values(index, KindDigest)})
 	}
-	if listed.differ || kind == KindDigest {
-		l.differ[index] = kind
-	}
-	l.disagreements = append(l.disagreements, Disagreement{Index: index, Kind: kind, Values: l.values(index, kind)})
 }
 
 // values is what each host says: "operator/host", and "operator/host previous of N" where it says so in the next macroblock.
