@@ -25,32 +25,42 @@ func (f *realFleet) operator(name, state string, line ...string) *exec.Cmd {
 }
 
 // TestLongTwoOperatorsOnOnePostgres: at ten random moments the first operator is
-// killed, paused or cut off; the second takes the operation over and finishes it.
+// killed, paused or cut off (its packets dropped, both ways unannounced); the second takes the operation over and finishes it.
 // No host may have accepted an older epoch after a newer one, and a paused first
 // operator who wakes up changes nothing.
 func TestLongTwoOperatorsOnOnePostgres(t *testing.T) {
 	f := upFleet(t, 6)
 	f.healthy()
 	f.committee(6)
-	dsn := pgtest.Start(t).DSN(t)
+	server := pgtest.StartWith(t, pgtest.Config{TCP: "127.0.0.1"})
+	dsn := server.Over(server.DSN(t), server.TCP, server.Port) // a packet filter sees nothing of a unix socket
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
+	f.t.Cleanup(func() {
+		_ = exec.Command("iptables", "-D", "OUTPUT", "-m", "owner", "--gid-owner", fmt.Sprint(cutGroup), "-j", "DROP").Run()
+	})
 	images := []string{"qnet:v2", "qnet:v1"}
 	for i := range 10 {
 		how := []string{"kill", "pause", "partition"}[i%3]
 		id := fmt.Sprintf("%03d", i%6+1)
 		t.Run(fmt.Sprintf("%d %s on %s", i, how, id), func(t *testing.T) {
 			first := f.operator("first", dsn, "roll", images[(i/6)%2], "--set-env", fmt.Sprintf("TURN=%d", i), "--only", id, "--yes", "-v")
+			first.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 0, Gid: cutGroup}}
 			op := f.strike(first, how, time.Duration(rng.Int64N(int64(9*time.Second))))
 			before := f.epochs()
 			if op != "" {
 				f.takeOver(dsn, op)
 			}
-			if how == "pause" {
+			switch how {
+			case "pause":
 				f.do(first.Process.Signal(syscall.SIGCONT))
+			case "partition":
+				f.cut(false)
 			}
-			_ = first.Wait()
+			if err := first.Wait(); op != "" && err == nil {
+				t.Error("the operator who lost the lease ended as if nothing had been")
+			}
 			f.oneContainer(id)
 			for host, epoch := range f.epochs() {
 				if epoch < before[host] {
@@ -86,18 +96,32 @@ func (f *realFleet) strike(cmd *exec.Cmd, how string, after time.Duration) strin
 	id := <-op
 	time.Sleep(after)
 	switch how {
-	case "kill", "partition":
-		// A partition of the operator's machine looks to hosts and store like this
-		// once their keepalives give up; SIGKILL leaves nothing to be graceful.
-		if how == "partition" {
-			f.do(cmd.Process.Signal(syscall.SIGSTOP))
-			time.Sleep(6 * time.Second) // past the time after which the store drops a silent session
-		}
+	case "kill":
 		f.do(cmd.Process.Kill())
+	case "partition":
+		f.cut(true)
 	case "pause":
 		f.do(cmd.Process.Signal(syscall.SIGSTOP))
 	}
 	return id
+}
+
+// cutGroup is the group that an operator runs in who can be cut off: the packets
+// of its sockets alone are dropped, to the hosts and to the store, without either
+// end being told.
+const cutGroup = 4242
+
+// cut drops, or lets through again, what the first operator sends.
+func (f *realFleet) cut(off bool) {
+	f.t.Helper()
+	verb := "-D"
+	if off {
+		verb = "-I"
+	}
+	out, err := exec.Command("iptables", verb, "OUTPUT", "-m", "owner", "--gid-owner", fmt.Sprint(cutGroup), "-j", "DROP").CombinedOutput()
+	if err != nil {
+		f.t.Fatalf("iptables: %v\n%s", err, out)
+	}
 }
 
 // takeOver resumes as the second operator until it is done; while the first one
