@@ -219,13 +219,13 @@ func (c *choice) edges() []uint64 {
 		}
 	}
 	for _, index := range c.indices {
-		if index > 0 && index < maxIndex {
+		if index > 0 && index <= MaxK {
 			add(index, index+2)
 			top = max(top, index)
 		}
 	}
 	for _, w := range c.hosts {
-		if s := w.finding.Sealed; s != nil && *s < maxIndex {
+		if s := w.finding.Sealed; s != nil && *s <= MaxK {
 			add(*s+1, *s+2)
 			top = max(top, *s)
 		}

@@ -527,7 +527,7 @@ func TestProposeSurvivesOneLiar(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		t.Run(name, func(t *testing.T) {
 			chosen, lost, older := 0, 0, 0
-			for seed := range uint64(1000) {
+			for seed := range uint64(500) {
 				m, _ := fleetOf(seed)
 				want := propose(t, m, restart.ProposeOptions{})
 				lying, r := fleetOf(seed)

@@ -4,15 +4,11 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"strings"
 
 	"github.com/qnetops/qnetops/node"
 )
-
-// maxIndex is the highest macroblock whose blocks have heights that fit in 64 bits. Whatever lies above is no macroblock.
-const maxIndex = math.MaxUint64/node.MacroblockBlocks - 2
 
 // state is what one host, or one operator by all his hosts, has of a macroblock.
 type state int
