@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -132,9 +133,13 @@ func (c *candidate) attempt(ctx context.Context, limit time.Duration) (t taken, 
 }
 
 // adopting reports whether the candidate may go on although its time for other holders is over: it has the session lock, the
-// predecessor of its own identity (or one whose TTL is over) has not moved since, and the silence is bounded.
+// predecessor of its own identity (or one whose TTL is over) has not moved since, and the silence is bounded; or the lease was
+// broken.
 func (c *candidate) adopting(w *watch, m move, limit time.Duration) bool {
 	silence, _ := patience(w.row, c.o.policy)
+	if strings.HasPrefix(w.row.Token, revoked) {
+		return m.in > 0 && m.in <= silence // a person has said that it may be taken
+	}
 	if !w.guarded {
 		return c.o.Wait == 0 && c.o.clock.Now() < limit+c.o.policy.Poll // a session that has just died is about to be noticed
 	}

@@ -21,6 +21,9 @@ const FleetWriter = "qnetops"
 // be taken over before its TTL is over. A token of any other form is never adopted.
 const adoptable = "heartbeat-v1:"
 
+// revoked marks the token of a lease that a person took away. Nobody has it; whoever had the lease may not know yet.
+const revoked = "revoked:"
+
 // Identity is who may take over from whom without waiting for the TTL.
 type Identity struct {
 	Scope  string // what is held: a fleet, or the name of a service

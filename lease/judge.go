@@ -60,13 +60,18 @@ func decide(l look, me Identity, p Policy) move {
 		return move{in: need - l.still}
 	}
 	ours := l.found && l.row.Identity == me && strings.HasPrefix(l.row.Token, adoptable)
+	broken := l.found && strings.HasPrefix(l.row.Token, revoked)
 	switch {
 	case !l.guarded && !l.pooled && ours && !l.row.Released:
 		return wait(ByReclaim, ttl) // a session of our identity is alive: only a whole TTL of silence says more than that
+	case !l.guarded && !l.pooled && broken && l.row.Identity == me:
+		return wait(ByReclaim, silence) // a live holder has gone by now; one that is paused keeps its lock for ever
 	case !l.guarded && !l.pooled:
 		return move{} // a twin has the lock and is about to take the lease, or to go
 	case !l.found:
 		return move{how: ByInsert}
+	case broken:
+		return wait(ByRelease, silence) // a holder that cannot hear of it acts on for a silence
 	case l.row.Released:
 		return move{how: ByRelease}
 	case ours && l.guarded:

@@ -185,7 +185,8 @@ func History(ctx context.Context, db *sqldb.DB, scope string, n int) ([]Entry, e
 }
 
 // Break takes a lease away from its holder: the row gets a token that nobody has, and the next number. A live holder is LOST
-// with its next proof, within a beat on Postgres and within a second on SQLite; after a pause it changes nothing. Only the
+// with its next proof, within a beat on Postgres and within a second on SQLite; after a pause it changes nothing. A successor on
+// Postgres begins a whole silence later, and ends the session of a holder that is paused and keeps its lock. Only the
 // lease that was shown is broken: where the owner has changed since, the error is ErrChanged.
 func Break(ctx context.Context, db *sqldb.DB, i Info, reason, by string) error {
 	if reason == "" {
@@ -193,7 +194,7 @@ func Break(ctx context.Context, db *sqldb.DB, i Info, reason, by string) error {
 	}
 	b := make([]byte, 8)
 	rand.Read(b)
-	token := "revoked:" + hex.EncodeToString(b)
+	token := revoked + hex.EncodeToString(b)
 	if i.Generation >= math.MaxInt64 {
 		return fmt.Errorf("breaking lease %s: no larger number is left", i.Scope)
 	}

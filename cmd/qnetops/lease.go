@@ -277,7 +277,10 @@ func leaseBreakCommand(s streams) *cli.Command {
 func runLeaseBreak(ctx context.Context, s streams, g globals, db *sqldb.DB, name, reason string, kill bool) error {
 	info, err := lease.Show(ctx, db, name)
 	inStore := err == nil && (!info.Released || info.Locked)
-	if err != nil && !errors.Is(err, lease.ErrNone) {
+	if errors.Is(err, lease.ErrNone) {
+		err = nil // a store in which nobody ever held it; the hosts may know another one
+	}
+	if err != nil {
 		return err
 	}
 	if inStore {
@@ -340,7 +343,7 @@ func breakInStore(ctx context.Context, s streams, g globals, db *sqldb.DB, info 
 			return err
 		}
 		fmt.Fprintf(s.out, "process %d was killed\n", h.PID)
-	} else if db.Dialect == sqldb.SQLite && info.Locked {
+	} else if db.Dialect == sqldb.SQLite && info.Locked || h.Live() {
 		fmt.Fprintf(s.out, "process %d stops within a second; should it be paused and keep its file lock: lease break --kill-holder\n", h.PID)
 	}
 	return nil

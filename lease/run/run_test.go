@@ -573,6 +573,44 @@ func TestScenario08StoppedWhileATwinWaits(t *testing.T) {
 	f.within("the take-over", began-first.at, 1500*time.Millisecond)
 }
 
+// A holder that is paused keeps its lock for ever; once a person has broken the lease a successor gets in without a wait of its
+// own being asked for, a whole silence later, and the one who wakes up ends.
+func TestBreakOfAPausedHolder(t *testing.T) {
+	t.Parallel()
+	f := fix(t, pgtest.DSN(t))
+	set := func(s *spec) { s.Profile = lease.Fast }
+	first := f.start(set)
+	f.works(1, time.Minute)
+	if !f.lives(first) {
+		return
+	}
+	_ = first.Process.Signal(syscall.SIGSTOP)
+	db, err := sqldb.Open(t.Context(), f.state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	info, err := lease.Show(t.Context(), db, "svc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	broken := boot()
+	if err := lease.Break(t.Context(), db, info, "it is paused", "me"); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir() // another machine's: on its own one the paused process also keeps a file lock
+	f.start(func(s *spec) { set(s); s.Dir = dir })
+	began := f.works(3, time.Minute)
+	atLeast(t, "the successor began", began-broken, time.Second)
+	f.within("the take-over", began-broken, 3*time.Second)
+	resumed := boot()
+	_ = first.Process.Signal(syscall.SIGCONT)
+	if code := first.ends(f, 5*time.Second); code != int(lease.CodeTooOld) && code != int(lease.CodeGuardLost) {
+		t.Errorf("code %d\n%s", code, first.out)
+	}
+	f.within("the exit after the pause", first.at-resumed, 150*time.Millisecond)
+}
+
 func TestScenario09StoppedBeyondTheTTL(t *testing.T) {
 	t.Parallel()
 	f := fix(t, pgtest.DSN(t))
