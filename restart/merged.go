@@ -67,7 +67,8 @@ type Proposal struct {
 	Hosts         []HostWay      `json:"hosts"`
 	Verified      string         `json:"verified"` // signatures or agreement
 	VerifiedNote  string         `json:"verified_note"`
-	Stop          string         `json:"stop,omitempty"`   // why there is no K, with the first offending window
+	Stop          string         `json:"stop,omitempty"` // why there is no K, with the first offending window
+	StopCode      string         `json:"stop_code,omitempty"`
 	Needed        []NeededRange  `json:"needed,omitempty"` // what each operator has to add before it can be decided
 	LeftOut       []LeftOut      `json:"left_out"`
 }

@@ -25,6 +25,14 @@ const (
 	VerifiedAgreement  = "agreement"
 )
 
+// Codes of Proposal.Stop.
+const (
+	StopNoEvidence    = "no_evidence"   // of an operator who is not waived
+	StopContradiction = "contradiction" // at or below what would be K
+	StopUndecided     = "undecided"     // see Needed
+	StopNothing       = "nothing"       // no macroblock satisfies the definition
+)
+
 // MaxRefused is how many of the newest refused macroblocks Proposal.Refused lists. Only macroblocks that a host shows are
 // listed, so files with the usual 64 newest never reach it.
 const MaxRefused = 1024
@@ -92,14 +100,12 @@ func Propose(m Merged, o ProposeOptions) (Proposal, error) {
 	c := choice{ledger: l, options: o}
 	c.search()
 	p.Refused = append(p.Refused, c.refused...)
-	switch stop := c.stop(m, waived); {
-	case stop != "":
-		p.Stop = stop
-	case len(c.open) > 0:
-		p.Needed = c.needed()
-		p.Stop = fmt.Sprintf("undecided: macroblock %d may be the one, and not all operators have shown what they have of it", c.open[0].to)
-	default:
+	p.StopCode, p.Stop = c.stop(m, waived)
+	switch p.StopCode {
+	case "":
 		c.fill(&p)
+	case StopUndecided:
+		p.Needed = c.needed()
 	}
 	p.Hosts = append(p.Hosts, ways(l.hosts, p.K)...)
 	return p, nil
@@ -395,8 +401,8 @@ func (c *choice) linkBroken(index uint64) bool {
 	return t.differ
 }
 
-// stop says why there can be no K whatever is added; "" when nothing stops it.
-func (c *choice) stop(m Merged, waived map[string]bool) string {
+// stop says why there is no K; "" when there is one.
+func (c *choice) stop(m Merged, waived map[string]bool) (code, text string) {
 	given := map[string]bool{}
 	for _, p := range c.parties {
 		given[p.name] = true
@@ -411,16 +417,18 @@ func (c *choice) stop(m Merged, waived map[string]bool) string {
 	fork, forked := c.lowest()
 	switch {
 	case len(mute) > 0:
-		return "no evidence from " + strings.Join(slices.Compact(mute), ", ") + ", and no waiver"
+		return StopNoEvidence, "no evidence from " + strings.Join(slices.Compact(mute), ", ") + ", and no waiver"
 	case len(c.parties) == 0:
-		return "no evidence at all"
+		return StopNoEvidence, "no evidence at all"
 	case forked && c.best != nil && fork.Index <= *c.best:
-		return fmt.Sprintf("the hosts agree on macroblock %d and contradict each other on %d (%s), which it commits to: somebody's word is wrong; first offending window %d, kind %s",
-			*c.best, fork.Index, fork.Kind, fork.Index, fork.Kind)
-	case c.best == nil && len(c.open) == 0:
-		return "no macroblock in the evidence is held by every present operator with one hash, one digest and a full-quorum certificate"
+		return StopContradiction, fmt.Sprintf("the hosts agree on macroblock %d and contradict each other on what it is built on: somebody's word is wrong; first offending window %d, kind %s",
+			*c.best, fork.Index, fork.Kind)
+	case len(c.open) > 0:
+		return StopUndecided, fmt.Sprintf("undecided: macroblock %d may be the one, and not all operators have shown what they have of it", c.open[0].to)
+	case c.best == nil:
+		return StopNothing, "no macroblock in the evidence is held by every present operator with one hash, one digest and a full-quorum certificate"
 	}
-	return ""
+	return "", ""
 }
 
 // fill writes what is said of K.
