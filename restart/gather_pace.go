@@ -12,8 +12,12 @@ import (
 	"github.com/qnetops/qnetops/node"
 )
 
-// pace keeps one node from being asked more than half of what its read_only bucket allows: RateRequests/2 at once, then as
-// many in each RateWindow. The other half is for whoever else watches the node from this address.
+// paceBurst is how many requests may go out at once: with those of a whole window after them they stay below RateRequests,
+// also when some were held back and come together.
+const paceBurst = node.RateRequests/2 - 2*readsAtOnce
+
+// pace keeps one node from being asked more than half of what its read_only bucket allows, once the first paceBurst requests
+// are out. The other half is for whoever else watches the node from this address.
 type pace struct {
 	scale time.Duration // a second of the node
 	every time.Duration
@@ -34,7 +38,7 @@ func (p *pace) wait(ctx context.Context) error {
 	if p.due.Before(now) {
 		p.due = now
 	}
-	early := p.due.Add(-(node.RateRequests/2 - 1) * p.every)
+	early := p.due.Add(-(paceBurst - 1) * p.every)
 	p.due = p.due.Add(p.every)
 	if p.until.After(early) {
 		early = p.until

@@ -9,8 +9,10 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -46,15 +48,7 @@ func Merge(files []File, signers Signers, now time.Time) Merged {
 	if m.out.Expected == nil {
 		m.out.Expected = []string{}
 	}
-	var read []readFile
-	seen := map[string]bool{}
-	for _, f := range sortedFiles(files) {
-		if r, ok := m.read(f); ok && !seen[r.ref.SHA256] {
-			seen[r.ref.SHA256] = true // the same content twice is one file
-			read = append(read, r)
-		}
-	}
-	read = m.oneChain(m.oneKeyEach(read))
+	read := m.oneChain(m.oneKeyEach(m.readAll(sortedFiles(files))))
 	byOperator := map[string][]readFile{}
 	for _, r := range read {
 		byOperator[r.ev.Operator] = append(byOperator[r.ev.Operator], r)
@@ -67,7 +61,6 @@ func Merge(files []File, signers Signers, now time.Time) Merged {
 	slices.SortFunc(m.out.LeftOut, func(a, b LeftOut) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Code, b.Code), cmp.Compare(a.Reason, b.Reason))
 	})
-	m.out.LeftOut = slices.Compact(m.out.LeftOut)
 	return m.out
 }
 
@@ -95,13 +88,42 @@ func (m *merging) leaveOut(name, code, format string, args ...any) {
 	m.out.LeftOut = append(m.out.LeftOut, LeftOut{Name: name, Code: code, Reason: fmt.Sprintf(format, args...)})
 }
 
-func (m *merging) read(f File) (readFile, bool) {
+// readAll reads files in their order, several at a time.
+func (m *merging) readAll(files []File) []readFile {
+	read, left := make([]*readFile, len(files)), make([]*LeftOut, len(files))
+	next := make(chan int)
+	var wg sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			for i := range next {
+				read[i], left[i] = m.read(files[i])
+			}
+		})
+	}
+	for i := range files {
+		next <- i
+	}
+	close(next)
+	wg.Wait()
+	var out []readFile
+	seen := map[string]bool{}
+	for i, r := range read {
+		if r == nil {
+			m.out.LeftOut = append(m.out.LeftOut, *left[i])
+		} else if !seen[r.ref.SHA256] {
+			seen[r.ref.SHA256] = true // the same content twice is one file
+			out = append(out, *r)
+		}
+	}
+	return out
+}
+
+func (m *merging) read(f File) (*readFile, *LeftOut) {
 	name := filepath.Base(f.Name)
 	signed, err := Verify(m.signers, f.Data, f.Sig, m.now)
 	var bad *SignatureError
 	if errors.As(err, &bad) {
-		m.leaveOut(name, bad.Code, "%s", bad.Reason)
-		return readFile{}, false
+		return nil, &LeftOut{name, bad.Code, bad.Reason}
 	}
 	ev, err := Decode(name, f.Data)
 	if err != nil {
@@ -109,19 +131,16 @@ func (m *merging) read(f File) (readFile, bool) {
 		if faults, ok := errors.AsType[*FileFaults](err); ok {
 			reason = faults.First()
 		}
-		m.leaveOut(name, CodeUnreadable, "%s", reason)
-		return readFile{}, false
+		return nil, &LeftOut{name, CodeUnreadable, reason}
 	}
 	switch {
 	case !slices.Contains(signed.Principals, ev.Operator):
-		m.leaveOut(name, CodeUnknownSigner, "it speaks as %s and is signed with a key of %s", ev.Operator, strings.Join(signed.Principals, ", "))
-		return readFile{}, false
+		return nil, &LeftOut{name, CodeUnknownSigner, fmt.Sprintf("it speaks as %s and is signed with a key of %s", ev.Operator, strings.Join(signed.Principals, ", "))}
 	case ev.TakenAt.After(m.now.Add(clockSlack)):
-		m.leaveOut(name, CodeFuture, "taken at %s, which is still to come (now %s)", ev.TakenAt.Format(time.RFC3339), m.now.UTC().Format(time.RFC3339))
-		return readFile{}, false
+		return nil, &LeftOut{name, CodeFuture, fmt.Sprintf("taken at %s, which is still to come (now %s)", ev.TakenAt.Format(time.RFC3339), m.now.UTC().Format(time.RFC3339))}
 	}
 	sum := sha256.Sum256(f.Data)
-	return readFile{ev, FileRef{Name: name, Number: ev.Number, SHA256: hex.EncodeToString(sum[:]), Signer: ev.Operator, Key: signed.Key}}, true
+	return &readFile{ev, FileRef{Name: name, Number: ev.Number, SHA256: hex.EncodeToString(sum[:]), Signer: ev.Operator, Key: signed.Key}}, nil
 }
 
 // oneKeyEach leaves out what one key signed as several operators.
