@@ -274,16 +274,35 @@ func (c *choice) judge(index uint64) ruling {
 	c.judgeOperators(&v, index)
 	c.judgeRelaxed(&v, index)
 	c.judgeWitnesses(&v, index, false)
-	if index >= 2 {
-		c.judgeWitnesses(&v, index-1, true)
+	if len(v.refusals) == 0 {
+		c.judgeBelow(&v, index)
 	}
-	if kind, differ := c.differ[index-1]; differ && index >= 2 {
+	return v
+}
+
+// judgeBelow asks (d), and (f) of the macroblock below. What is refused for itself is not refused for that one as well: it
+// would say the same of each of a run of missing ones.
+func (c *choice) judgeBelow(v *ruling, index uint64) {
+	var without []string
+	for _, p := range c.parties {
+		switch st := p.holds(index - 1); {
+		case !p.present:
+		case st == stateMissing:
+			without = append(without, p.name)
+		case st == stateUnknown:
+			v.unknown = append(v.unknown, gap{party: p, below: true})
+		}
+	}
+	if len(without) > 0 {
+		v.refuse("the macroblock below it is not held by " + strings.Join(without, ", "))
+	}
+	c.judgeWitnesses(v, index-1, true)
+	if kind, differ := c.differ[index-1]; differ {
 		v.refuse("the hosts differ in the " + kind + " of the macroblock below it")
 	}
 	if c.linkBroken(index) {
 		v.refuse("its previous hash is not the hash of the macroblock below it")
 	}
-	return v
 }
 
 func (r *ruling) refuse(reason string) { r.refusals = append(r.refusals, reason) }
@@ -301,12 +320,12 @@ func (c *choice) judgeBounds(v *ruling, index uint64) {
 }
 
 func (c *choice) judgeOperators(v *ruling, index uint64) {
-	var lacking, uncertified, without []string
+	var lacking, uncertified []string
 	for _, p := range c.parties {
 		if !p.present {
 			continue
 		}
-		held, certified, below := p.holds(index), p.certified(index), p.holds(index-1)
+		held, certified := p.holds(index), p.certified(index)
 		switch {
 		case held == stateMissing:
 			lacking = append(lacking, p.name)
@@ -315,22 +334,12 @@ func (c *choice) judgeOperators(v *ruling, index uint64) {
 		case held == stateUnknown || certified == stateUnknown:
 			v.unknown = append(v.unknown, gap{party: p})
 		}
-		switch {
-		case index < 2:
-		case below == stateMissing:
-			without = append(without, p.name)
-		case below == stateUnknown:
-			v.unknown = append(v.unknown, gap{party: p, below: true})
-		}
 	}
 	if len(lacking) > 0 {
 		v.refuse("not held by " + strings.Join(lacking, ", "))
 	}
 	if len(uncertified) > 0 {
 		v.refuse("no certificate of full quorum at " + strings.Join(uncertified, ", "))
-	}
-	if len(without) > 0 {
-		v.refuse("the macroblock below it is not held by " + strings.Join(without, ", "))
 	}
 }
 

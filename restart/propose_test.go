@@ -360,7 +360,7 @@ func TestProposeVerified(t *testing.T) {
 			for j := range 2 {
 				at(hostOf(m, 1, j), 20).Proof.Signatures = restart.Signatures{Valid: 3, Unreadable: 1, Reason: "envelope not understood"}
 			}
-		}, "bob/003: 3 of 4 signatures verified, quorum 4, 1 unreadable (envelope not understood)"},
+		}, "bob/003, bob/004: 3 of 4 signatures verified, quorum 4, 1 unreadable (envelope not understood)"},
 		{"an invalid one", func(m restart.Merged) {
 			for j := range 2 {
 				at(hostOf(m, 1, j), 20).Proof.Signatures = restart.Signatures{Valid: 4, Invalid: 1}

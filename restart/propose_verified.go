@@ -2,6 +2,7 @@ package restart
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -12,25 +13,29 @@ import (
 // one whose valid signatures reach the quorum, and the keys of its signers are named equally by hosts of two operators, or
 // by two hosts where there is one operator. A key that one node names for another proves nothing by itself.
 func (c *choice) unverified(k uint64) string {
-	var notes []string
+	hosts := map[string][]string{} // by what is amiss
 	for _, p := range c.parties {
-		if !p.present {
-			continue
-		}
-		var why []string
-		proved := false
+		notes := map[string]string{} // by host
+		proved := !p.present
 		for _, w := range p.hosts {
 			note := c.unproved(w, k)
 			proved = proved || note == ""
-			if note != "" && w.entries[k] != nil && w.entries[k].Proof != nil {
-				why = append(why, w.name()+": "+note)
+			if mb := w.entries[k]; mb != nil && mb.Proof != nil {
+				notes[w.name()] = note
 			}
 		}
-		if !proved {
-			notes = append(notes, why...)
+		for _, name := range slices.Sorted(maps.Keys(notes)) {
+			if !proved {
+				hosts[notes[name]] = append(hosts[notes[name]], name)
+			}
 		}
 	}
-	return strings.Join(notes, "; ")
+	var text []string
+	for note, names := range hosts {
+		text = append(text, strings.Join(names, ", ")+": "+note)
+	}
+	slices.Sort(text)
+	return strings.Join(text, "; ")
 }
 
 // unproved says why one host's certificate does not prove itself.

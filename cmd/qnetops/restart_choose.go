@@ -254,20 +254,16 @@ func (in choiceInput) next(p restart.Proposal) string {
 		at := max(p.Disagreements[0].Index, 1)
 		return fmt.Sprintf("each operator reads that window again, in case a node has healed: %s; who still differs gathers anew without that host (--skip)", supplementCommand(at, at))
 	}
-	from := oldest(p)
-	return "the reasons are listed for each macroblock; older ones are added with " + supplementCommand(from, from) + " or wider"
+	n := len(p.Refused)
+	if n == 0 || p.Refused[n-1].Index <= 2 {
+		return "nothing older is left to choose; an operator who lost everything is waived by name with --absent ID=REASON"
+	}
+	older := p.Refused[n-1].Index - 1
+	return "the reasons are listed for each macroblock; an older one is added with " + supplementCommand(older-1, older)
 }
 
 func supplementCommand(from, to uint64) string {
 	return fmt.Sprintf("qnetops restart gather --supplement FILE --from %d --to %d", from, to)
-}
-
-// oldest is a macroblock below all that were refused.
-func oldest(p restart.Proposal) uint64 {
-	if n := len(p.Refused); n > 0 && p.Refused[n-1].Index > 2 {
-		return p.Refused[n-1].Index - 1
-	}
-	return 2
 }
 
 func (in choiceInput) printProposal(w io.Writer, p restart.Proposal) error {
