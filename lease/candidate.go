@@ -184,7 +184,8 @@ func (c *candidate) take(ctx context.Context, s store, r row, found bool, how Ho
 // reclaim finishes a take-over from a paused twin: the row is ours, so whatever the twin still sends changes nothing; its
 // session is ended, and only a whole silence after its lock was free may anything begin.
 func (c *candidate) reclaim(ctx context.Context, t taken, limit time.Duration) (taken, bool, error) {
-	c.o.emit(Event{At: c.o.clock.Now(), State: Reclaim, Generation: t.generation})
+	begun := c.o.clock.Now()
+	c.o.emit(Event{At: begun, State: Reclaim, Generation: t.generation})
 	for said := false; ; said = true {
 		n, err := t.store.evict(ctx)
 		if err != nil {
@@ -201,7 +202,7 @@ func (c *candidate) reclaim(ctx context.Context, t taken, limit time.Duration) (
 			c.note = fmt.Sprintf("it was silent for a whole TTL and its lease is revoked, but its session on the server does not end (%d asked to): look at that backend process", n)
 			c.o.emit(Event{At: c.o.clock.Now(), State: Reclaim, Generation: t.generation, Text: c.note})
 		}
-		if c.over(limit) && c.o.clock.Now() > limit+c.o.policy.Silence {
+		if c.over(limit) && c.o.clock.Now() > max(begun, limit)+c.o.policy.Silence {
 			c.twin = true
 			return taken{}, false, c.held()
 		}
