@@ -1,7 +1,10 @@
 package restart
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -166,6 +169,30 @@ func (e *KError) Error() string { return fmt.Sprintf("macroblock %d cannot be a 
 // Hint says what a K is.
 func (e *KError) Hint() string {
 	return "K is the index of a sealed macroblock, from 2 on; qnetops restart propose-k names it"
+}
+
+// MaxArchive is the largest document of an archive check that is read, in bytes.
+const MaxArchive = 16 << 20
+
+// DecodeArchive reads the document of restart archive-check -o json. The error is *FileFaults.
+func DecodeArchive(name string, data []byte) (ArchiveCheck, error) {
+	var a ArchiveCheck
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	err := dec.Decode(&a)
+	if err == nil && dec.More() {
+		err = errors.New("something follows the document")
+	}
+	switch {
+	case err == nil && a.Schema != ArchiveSchema:
+		err = fmt.Errorf("schema is %q, want %q", clipped(a.Schema), ArchiveSchema)
+	case err == nil && a.OK != (len(a.Failing()) == 0 && len(a.Checks) > 0):
+		err = errors.New("ok does not follow from the checks")
+	}
+	if err != nil {
+		return ArchiveCheck{}, &FileFaults{[]FileFault{{File: name, What: clipped(err.Error())}}, "give what qnetops restart archive-check HOST -o json printed"}
+	}
+	return a, nil
 }
 
 // Failing lists the names of the checks that do not pass, with their verdicts.

@@ -49,12 +49,13 @@ type RecordFile struct {
 func (f Folder) list() []RecordFile {
 	out := []RecordFile{}
 	for _, name := range slices.Sorted(maps.Keys(f)) {
-		out = append(out, RecordFile{Name: name, SHA256: sha256Hex(f[name]), Bytes: uint64(len(f[name]))})
+		out = append(out, RecordFile{Name: name, SHA256: FileHash(f[name]), Bytes: uint64(len(f[name]))})
 	}
 	return out
 }
 
-func sha256Hex(data []byte) string {
+// FileHash is the SHA-256 of a file in hex, as sha256sum prints it.
+func FileHash(data []byte) string {
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:])
 }
@@ -197,8 +198,8 @@ func (f Folder) compareFiles(listed []RecordFile) []Difference {
 			out = append(out, Difference{where, "bad_name", fmt.Sprintf("%q is no name of a file in the folder", want.Name)})
 		case !ok:
 			out = append(out, Difference{want.Name, "missing", "is listed and not there"})
-		case uint64(len(data)) != want.Bytes || sha256Hex(data) != want.SHA256:
-			out = append(out, Difference{want.Name, "changed", fmt.Sprintf("is %d bytes with SHA-256 %s, listed are %d bytes with %s", len(data), sha256Hex(data), want.Bytes, want.SHA256)})
+		case uint64(len(data)) != want.Bytes || FileHash(data) != want.SHA256:
+			out = append(out, Difference{want.Name, "changed", fmt.Sprintf("is %d bytes with SHA-256 %s, listed are %d bytes with %s", len(data), FileHash(data), want.Bytes, want.SHA256)})
 		}
 		seen[want.Name] = true
 	}

@@ -168,7 +168,7 @@ func TestRecord(t *testing.T) {
 		t.Errorf("the same input makes another record: %v", err)
 	}
 	v, err := VerifyRecord(i.verifyInput(t, folder, bob))
-	if err != nil || !v.OK || len(v.Differences) > 0 || !slices.Equal(v.Shown, []string{"004", "005", "006"}) || v.RecordSHA256 != sha256Hex(folder[RecordName]) || v.Key == "" {
+	if err != nil || !v.OK || len(v.Differences) > 0 || !slices.Equal(v.Shown, []string{"004", "005", "006"}) || v.RecordSHA256 != FileHash(folder[RecordName]) || v.Key == "" {
 		t.Errorf("%v %+v", err, v)
 	}
 }

@@ -63,7 +63,7 @@ func VerifyRecord(in VerifyInput) (Verification, error) {
 	if err != nil {
 		return Verification{}, err
 	}
-	v := &verifying{in: in, r: r, out: Verification{Schema: VerifySchema, K: r.K, StartAt: r.StartAt, RecordSHA256: sha256Hex(data), Operator: r.Operator,
+	v := &verifying{in: in, r: r, out: Verification{Schema: VerifySchema, K: r.K, StartAt: r.StartAt, RecordSHA256: FileHash(data), Operator: r.Operator,
 		Shown: []string{}, Differences: []Difference{}, Notes: []string{}}}
 	v.add(in.Folder.compareFiles(r.Files)...)
 	v.signature(data)

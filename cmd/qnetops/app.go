@@ -12,6 +12,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/qnetops/qnetops/internal/sqldb"
+	"github.com/qnetops/qnetops/restart"
 	"github.com/qnetops/qnetops/rolling"
 )
 
@@ -143,8 +144,8 @@ func readGlobals(c *cli.Context, s streams) (globals, error) {
 		switch {
 		case !ok || strings.TrimSpace(reason) == "":
 			faults = append(faults, fmt.Sprintf("--waive %q: want CHECK=REASON with a reason", w))
-		case !rolling.Waivable(check):
-			faults = append(faults, fmt.Sprintf("--waive %q: no waivable check of that name (waivable: %s)", check, strings.Join(rolling.WaivableChecks(), ", ")))
+		case !rolling.Waivable(check) && check != restart.TriggerCheck:
+			faults = append(faults, fmt.Sprintf("--waive %q: no waivable check of that name (waivable: %s)", check, strings.Join(append(rolling.WaivableChecks(), restart.TriggerCheck), ", ")))
 		default:
 			g.waivers = append(g.waivers, rolling.Waiver{Check: check, Reason: strings.TrimSpace(reason)})
 		}
