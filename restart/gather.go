@@ -130,6 +130,12 @@ func (e *NothingError) Hint() string {
 	return "qnetops hosts check says what keeps each host from answering"
 }
 
+// CheckRanges says whether ranges can be asked for, before anybody is connected to: *RangeError.
+func CheckRanges(ranges []IndexRange) error {
+	_, err := joinRanges(ranges)
+	return err
+}
+
 // joinRanges puts ranges in order and overlapping ones together.
 func joinRanges(in []IndexRange) ([]IndexRange, error) {
 	out, total := []IndexRange{}, uint64(0)

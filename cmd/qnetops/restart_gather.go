@@ -69,6 +69,13 @@ func readGatherOptions(c *cli.Context, s streams) (gatherOptions, error) {
 	if c.IsSet("from") {
 		o.ranges = []restart.IndexRange{{From: c.Uint64("from"), To: c.Uint64("to")}}
 	}
+	if err := restart.CheckRanges(o.ranges); err != nil {
+		var ranges *restart.RangeError
+		if errors.As(err, &ranges) {
+			return o, &usageError{text: ranges.Error(), hint: ranges.Hint()}
+		}
+		return o, err
+	}
 	if path := c.String("supplement"); path != "" {
 		if err := o.supplement(path, c.IsSet("operator")); err != nil {
 			return o, err
@@ -121,7 +128,7 @@ func unreadableEvidence(err error) error {
 func readBounded(path string, limit int64) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, err
+		return nil, &usageError{text: err.Error(), hint: "check the path and the folder you are in"}
 	}
 	defer f.Close()
 	if info, err := f.Stat(); err == nil && !info.Mode().IsRegular() {
@@ -173,11 +180,7 @@ func (o gatherOptions) run(ctx context.Context, s streams) error {
 		Fleet: inv.Name, Operator: o.operator, ID: o.id, Number: o.number, Tool: "qnetops " + version, Now: time.Now(),
 		Ranges: o.ranges, Network: o.network(), Block: inv.Block, Progress: gatherProgress(s, o.g),
 	})
-	var ranges *restart.RangeError
-	switch {
-	case errors.As(err, &ranges):
-		return &usageError{text: ranges.Error(), hint: ranges.Hint()}
-	case err != nil:
+	if err != nil {
 		return err
 	}
 	if !o.g.dryRun {
