@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -271,4 +273,55 @@ func TestRestartExclude(t *testing.T) {
 		t.Errorf("exit %d", code)
 	}
 	wantSaid(t, out, "bar 2 of 6", "warning: genesis_node_001 is listed and shown alive: given in "+list)
+}
+
+// docs/json.md lists fields that the documents have.
+func TestRestartChoiceDocuments(t *testing.T) {
+	text, err := os.ReadFile("../../docs/json.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for schema, doc := range map[string]reflect.Type{
+		restart.ProposeSchema: reflect.TypeFor[restart.Proposal](), restart.ExcludeSchema: reflect.TypeFor[restart.Exclusion](),
+	} {
+		_, part, ok := strings.Cut(string(text), "`"+schema+"`\n")
+		if !ok {
+			t.Fatalf("docs/json.md does not describe %s", schema)
+		}
+		part, _, _ = strings.Cut(part, "\n## ")
+		fields := 0
+		for line := range strings.Lines(part) {
+			cells := strings.Split(line, "|")
+			if len(cells) < 3 {
+				continue
+			}
+			for _, name := range regexp.MustCompile("`([a-z_]+[a-z_.\\[\\]]*)`").FindAllStringSubmatch(cells[1], -1) {
+				fields++
+				if path := strings.Split(strings.ReplaceAll(name[1], "[]", ""), "."); !hasJSONField(doc, path) {
+					t.Errorf("%s has no field %s", schema, name[1])
+				}
+			}
+		}
+		if fields < 15 {
+			t.Errorf("%s: %d fields described", schema, fields)
+		}
+	}
+}
+
+func hasJSONField(doc reflect.Type, path []string) bool {
+	for doc.Kind() == reflect.Pointer || doc.Kind() == reflect.Slice {
+		doc = doc.Elem()
+	}
+	if len(path) == 0 {
+		return true
+	}
+	if doc.Kind() != reflect.Struct {
+		return false
+	}
+	for i := range doc.NumField() {
+		if name, _, _ := strings.Cut(doc.Field(i).Tag.Get("json"), ","); name == path[0] {
+			return hasJSONField(doc.Field(i).Type, path[1:])
+		}
+	}
+	return false
 }
