@@ -172,7 +172,7 @@ func (c *canon) integer(safe bool, digits string) error {
 	return nil
 }
 
-// text writes a string with the escapes of RFC 8785 3.2.2.2 and no others.
+// text writes a string with the escapes of RFC 8785 and no others.
 func (c *canon) text(s string) error {
 	if !utf8.ValidString(s) {
 		return fmt.Errorf("text %q is not UTF-8", s)

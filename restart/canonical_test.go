@@ -26,7 +26,7 @@ func TestCanonical(t *testing.T) {
 		`{"a":null,"b":9007199254740991}`:          inner{B: MaxSafe},
 		// The sample of RFC 8785 3.2.3: keys by UTF-16 code units, so U+1F600 (D83D) goes before U+FB33.
 		"{\"\\r\":1,\"1\":2,\"\u0080\":3,\"\u00f6\":4,\"\u20ac\":5,\"\U0001f600\":6,\"\ufb33\":7}": map[string]int{"\u20ac": 5, "\r": 1, "\ufb33": 7, "1": 2, "\U0001f600": 6, "\u0080": 3, "\u00f6": 4},
-		// Its sample of escapes, 3.2.2.2.
+		// Its sample of escapes.
 		"\"\u20ac$\\u000f\\nA'B\\\"\\\\\\\\\\\"/\"": "\u20ac$\u000f\u000aA'B\"\\\\\"/",
 		"\"\\b\\f\\t\u2028<>&\u007f\"":              "\b\f\t\u2028<>&\u007f",
 		`"2026-01-02T03:04:05Z"`:                    at,

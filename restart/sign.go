@@ -15,8 +15,11 @@ import (
 	"golang.org/x/crypto/ssh/agent"
 )
 
+// Signer is a key that signs.
+type Signer = ssh.Signer
+
 // Sign makes the detached signature of data: an armored SSHSIG in Namespace over SHA-512, as `ssh-keygen -Y sign` makes it.
-func Sign(signer ssh.Signer, data []byte) ([]byte, error) {
+func Sign(signer Signer, data []byte) ([]byte, error) {
 	sig, err := sshsig.Sign(bytes.NewReader(data), signer, sshsig.HashSHA512, Namespace)
 	if err != nil {
 		return nil, fmt.Errorf("signing with %s: %w", ssh.FingerprintSHA256(signer.PublicKey()), err)
@@ -135,8 +138,8 @@ func (e *KeyError) Hint() string { return e.hint }
 // Open gives the signer of a key file, and what closes it. A public key file names a key of the SSH agent, which is also
 // used for a private one that it holds; with no file it is the agent's only key. Passphrases are asked for here and the
 // answer is not kept. The error is *KeyError.
-func (k KeySource) Open(ctx context.Context, file string) (ssh.Signer, func(), error) {
-	fail := func(hint string, err error) (ssh.Signer, func(), error) {
+func (k KeySource) Open(ctx context.Context, file string) (Signer, func(), error) {
+	fail := func(hint string, err error) (Signer, func(), error) {
 		return nil, nil, &KeyError{file, err, hint}
 	}
 	held, done, agentErr := k.held()

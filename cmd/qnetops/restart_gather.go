@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v2"
-	"golang.org/x/crypto/ssh"
 
 	"github.com/qnetops/qnetops/node"
 	"github.com/qnetops/qnetops/report"
@@ -102,7 +101,7 @@ func fileName(s string) string {
 func (o *gatherOptions) supplement(path string, named bool) error {
 	data, err := readBounded(path, restart.MaxEvidence)
 	if err != nil {
-		return err
+		return &usageError{text: err.Error(), hint: "--supplement takes your earlier evidence file"}
 	}
 	ev, err := restart.Decode(path, data)
 	if err != nil {
@@ -128,7 +127,7 @@ func unreadableEvidence(err error) error {
 func readBounded(path string, limit int64) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, &usageError{text: err.Error(), hint: "check the path and the folder you are in"}
+		return nil, err
 	}
 	defer f.Close()
 	if info, err := f.Stat(); err == nil && !info.Mode().IsRegular() {
@@ -192,7 +191,7 @@ func (o gatherOptions) run(ctx context.Context, s streams) error {
 }
 
 // signer opens the key before anything is read: a passphrase is asked for while somebody is there.
-func (o gatherOptions) signer(ctx context.Context, s streams) (ssh.Signer, func(), error) {
+func (o gatherOptions) signer(ctx context.Context, s streams) (restart.Signer, func(), error) {
 	if o.g.dryRun {
 		return nil, func() {}, nil
 	}
@@ -234,7 +233,7 @@ func gatherProgress(s streams, g globals) func(host, text string) {
 
 // write puts the evidence and its signature on disk. The signature goes first, so that a file of evidence without one means
 // that it was taken away.
-func (o gatherOptions) write(ev restart.Evidence, signer ssh.Signer) error {
+func (o gatherOptions) write(ev restart.Evidence, signer restart.Signer) error {
 	data, err := restart.Canonical(ev)
 	if err != nil {
 		return err
