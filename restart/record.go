@@ -156,6 +156,21 @@ func NewRecord(in RecordInput, signer ssh.Signer, render Renderer) (Record, Fold
 	return r.publish(folder, signer, render)
 }
 
+// DraftManifest is the manifest that a record of this input would have, for the release that is still to be cut: it needs neither
+// release nor archive, start or trigger. The error is as for NewRecord.
+func DraftManifest(in RecordInput) (manifest.Manifest, error) {
+	signers, err := ParseAllowedSigners(SignersName, in.Signers)
+	if err != nil {
+		return manifest.Manifest{}, err
+	}
+	r := Record{Choice: in.Choice.withLists()}
+	faults := r.compute(Merge(in.Files, signers, in.Now.UTC().Truncate(time.Second)), TriggerInput{Block: in.Block})
+	if faults = append(faults, r.judgeManifest()...); len(faults) > 0 {
+		return manifest.Manifest{}, &RecordRefused{faults}
+	}
+	return r.Manifest.Manifest, nil
+}
+
 // withLists has empty lists for those that are not there, so that it reads back as it was; List alone may be none.
 func (c RecordChoice) withLists() RecordChoice {
 	c.Absent, c.Add, c.Drop = append([]Absent{}, c.Absent...), append([]Added{}, c.Add...), append([]string{}, c.Drop...)
@@ -233,24 +248,29 @@ func (r *Record) compute(m Merged, t TriggerInput) []RecordFault {
 // judge finds what makes a record wrong whenever it is read; the start has a rule of its own.
 func (r Record) judge() []RecordFault {
 	var out []RecordFault
-	find := func(code, format string, args ...any) {
-		out = append(out, RecordFault{code, fmt.Sprintf(format, args...)})
+	if r.K > 0 && !r.Trigger.Holds() {
+		out = append(out, RecordFault{TriggerCheck, strings.Join(r.Trigger.Reasons(), "; ")})
 	}
-	if r.K > 0 {
-		if !r.Trigger.Holds() {
-			find(TriggerCheck, "%s", strings.Join(r.Trigger.Reasons(), "; "))
-		}
-		known := manifest.Known{Committee: r.Thresholds.Committee, Alive: r.Thresholds.Alive,
-			K: &manifest.Computed{Index: r.K, Hash: r.Hash, DigestAnchor: r.Digest, DigestPred: r.DigestPred}}
-		for _, f := range manifest.Validate(r.Manifest.Manifest, known) {
-			find(f.Code, "%s: %s", f.Key, f.Text)
-		}
-		for _, why := range r.Exclusion.Refused {
-			find("exclusion", "%s", why)
-		}
-	}
+	out = append(out, r.judgeManifest()...)
 	out = append(out, r.judgeArchive()...)
 	return append(out, r.judgeRelease()...)
+}
+
+// judgeManifest holds the manifest against the rules of the node and our own, and the list against the evidence.
+func (r Record) judgeManifest() []RecordFault {
+	var out []RecordFault
+	if r.K == 0 {
+		return nil
+	}
+	known := manifest.Known{Committee: r.Thresholds.Committee, Alive: r.Thresholds.Alive,
+		K: &manifest.Computed{Index: r.K, Hash: r.Hash, DigestAnchor: r.Digest, DigestPred: r.DigestPred}}
+	for _, f := range manifest.Validate(r.Manifest.Manifest, known) {
+		out = append(out, RecordFault{f.Code, f.Key + ": " + f.Text})
+	}
+	for _, why := range r.Exclusion.Refused {
+		out = append(out, RecordFault{"exclusion", why})
+	}
+	return out
 }
 
 // judgeArchive demands a host that serves the state.

@@ -253,7 +253,7 @@ func rollbackLine(text string) (what string, verdict observe.Verdict) {
 		return "", ""
 	}
 	switch l.Event {
-	case "no_certified_point_found", "no_sealed_macroblock_found", "already_at_or_below", "target_below_last_sealed":
+	case "no_certified_point_found", "already_at_or_below":
 		return "rollback: " + l.Event, observe.Pass
 	case "failed":
 		return "rollback failed", observe.Fail

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/qnetops/qnetops/fleet"
+	"github.com/qnetops/qnetops/manifest"
 	"github.com/qnetops/qnetops/report"
 	"github.com/qnetops/qnetops/restart"
 )
@@ -26,6 +27,7 @@ func recordCommand(s streams) *cli.Command {
 			"A trigger that does not hold is overridden by --waive trigger=REASON, which is published.",
 		Flags: append(restartExclude(s).Flags, // K and the list are asked for in the same words
 			&cli.StringFlag{Name: "out", Usage: "the folder to make, `DIR`"},
+			&cli.StringFlag{Name: "manifest", Usage: "write only the manifest, to `FILE` (.toml, .json or .rs), for the release that is still to be cut"},
 			&cli.StringFlag{Name: "archive-check", Usage: "what restart archive-check HOST -o json printed, `FILE`"},
 			&cli.StringFlag{Name: "commit", Usage: "the release: `COMMIT` of the node's source, 7 to 40 hex digits"},
 			&cli.StringFlag{Name: "image", Usage: "the release: `REPOSITORY@sha256:…`"},
@@ -56,6 +58,9 @@ func runRecord(c *cli.Context, s streams) error {
 	if err != nil {
 		return err
 	}
+	if path := c.String("manifest"); path != "" {
+		return draftManifest(s, path, in)
+	}
 	keys := restart.KeySource{Passphrase: (&prompter{s: s}).Passphrase, AgentSocket: s.getenv("SSH_AUTH_SOCK")}
 	signer, done, err := openKey(c.Context, keys, c.String("sign-key"))
 	if err != nil {
@@ -81,6 +86,36 @@ func runRecord(c *cli.Context, s streams) error {
 		return printJSON(s.out, doc)
 	}
 	return printRecord(s, doc)
+}
+
+// draftManifest writes the manifest of a record whose release does not exist yet.
+func draftManifest(s streams, path string, in restart.RecordInput) error {
+	m, err := restart.DraftManifest(in)
+	var refused *restart.RecordRefused
+	switch {
+	case errors.As(err, &refused):
+		return &refusal{text: refused.Error(), hint: refused.Hint()}
+	case err != nil:
+		return unreadableEvidence(err)
+	}
+	var data []byte
+	switch strings.ToLower(filepath.Ext(path)) {
+	case ".rs":
+		data = []byte(manifest.Render(m))
+	case ".json":
+		data, err = m.JSON()
+	default:
+		data, err = m.TOML()
+	}
+	if err != nil {
+		return err
+	}
+	if err := writeNew(path, data); err != nil {
+		return &usageError{text: err.Error(), hint: "name a file that is not there yet; a manifest is never written over"}
+	}
+	fmt.Fprintf(s.out, "%s is written: %s\nnext: cut the release with it (qnetops manifest render %s --patch genesis_constants.rs), then restart record with its commit and digest\n",
+		path, manifestSummary(m), path)
+	return nil
 }
 
 func openKey(ctx context.Context, keys restart.KeySource, file string) (ssh.Signer, func(), error) {
@@ -135,7 +170,12 @@ func readRecordInput(c *cli.Context, s streams, g globals) (restart.RecordInput,
 func recordFlags(c *cli.Context, g globals, in *restart.RecordInput) error {
 	var faults []string
 	required := []string{"allowed-signers", "archive-check", "commit", "image", "build", "start-at"}
-	if !g.dryRun {
+	switch {
+	case c.String("manifest") != "" && g.dryRun:
+		faults = append(faults, "--manifest writes a file, --dry-run writes none: use one of them")
+	case c.String("manifest") != "":
+		required = required[:1]
+	case !g.dryRun:
 		required = append(required, "out")
 	}
 	for _, name := range required {

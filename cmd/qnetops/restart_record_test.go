@@ -214,6 +214,13 @@ func TestRecordRefusals(t *testing.T) {
 	if !strings.Contains(out, "the trigger is waived: the council decided") || !strings.Contains(out, "nothing was written") {
 		t.Errorf("waived:\n%s", out)
 	}
+	draft := o.path("draft.toml")
+	o.run(exitDone, "restart", "record", o.path("evidence-ann.json"), o.path("evidence-bob.json"), "--hosts", o.hosts["ann"], "--allowed-signers", o.path("signers"), "--manifest", draft)
+	if m, err := manifest.Load(draft); err != nil || m.Restart.ResumeFromMB != 30 || m.Pin.Hash != m.Restart.ResumeMBHash || len(manifest.Validate(m.Manifest, manifest.Known{})) > 0 {
+		t.Errorf("%+v %v", m, err)
+	}
+	o.run(exitUsage, "restart", "record", o.path("evidence-ann.json"), "--hosts", o.hosts["ann"], "--allowed-signers", o.path("signers"), "--manifest", draft, "--dry-run")
+	o.run(exitRefused, "restart", "record", o.path("evidence-ann.json"), "--hosts", o.hosts["ann"], "--allowed-signers", o.path("signers"), "--manifest", o.path("none.rs"))
 	for args, say := range map[string]string{"": "exactly one folder", o.dir: "is no record", o.path("nowhere"): "nowhere"} {
 		line := append([]string{"restart", "verify-record", "--hosts", o.hosts["bob"], "--allowed-signers", o.path("signers")}, strings.Fields(args)...)
 		if out, errs, code := runLine(t, line...); code != exitUsage || out != "" || !strings.Contains(errs, say) {
