@@ -33,7 +33,7 @@ type incident struct {
 func newIncident(t *testing.T) *incident {
 	t.Helper()
 	now := stalledAt.Add(3 * time.Hour)
-	led, err := lab.New(lab.Config{Seed: 9, Macroblocks: 95, Members: 6, Stalled: stalledAt})
+	led, err := lab.New(lab.Config{Seed: 9, Macroblocks: 20, Members: 6, Stalled: stalledAt})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +111,7 @@ func archiveOf(k uint64) ArchiveCheck {
 
 func (i *incident) input(files ...File) RecordInput {
 	return RecordInput{Fleet: "anns-fleet", Operator: "ann", Tool: "qnetops test", Files: files, Signers: i.allowed("ann", "bob"),
-		RollbackUseless: "the newest seal itself is what fails", Block: time.Second, StartAt: i.now.Add(6 * time.Hour), Now: i.now, Archive: archiveOf(95),
+		RollbackUseless: "the newest seal itself is what fails", Block: time.Second, StartAt: i.now.Add(6 * time.Hour), Now: i.now, Archive: archiveOf(20),
 		Release: Release{Commit: "0123456789abcdef", Image: "registry.example.org/qnet@sha256:" + strings.Repeat("5a", 32), Build: "git checkout, make image\n"}}
 }
 
@@ -138,21 +138,21 @@ func TestRecord(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	hash, err := i.led.Hash(95)
+	hash, err := i.led.Hash(20)
 	if err != nil {
 		t.Fatal(err)
 	}
 	nd := i.led.Node(lab.NodeConfig{ID: "reader"})
-	if r.K != 95 || r.Hash != hash || r.Digest != nd.Fields(95).DigestV2() || r.DigestPred != nd.Fields(94).DigestV2() {
+	if r.K != 20 || r.Hash != hash || r.Digest != nd.Fields(20).DigestV2() || r.DigestPred != nd.Fields(19).DigestV2() {
 		t.Errorf("K %d %s %s %s", r.K, r.Hash, r.Digest, r.DigestPred)
 	}
-	if th := r.Thresholds; th.Quorum != 5 || th.Remaining != 6 || th.SurvivorsNeeded != 5 || th.Spare != 1 || !slices.Equal(th.Committee, i.led.Members()) || th.Window != 95 {
+	if th := r.Thresholds; th.Quorum != 5 || th.Remaining != 6 || th.SurvivorsNeeded != 5 || th.Spare != 1 || !slices.Equal(th.Committee, i.led.Members()) || th.Window != 20 {
 		t.Errorf("%+v", th)
 	}
 	// Each form of the manifest reads back as the same value, and is what the record says.
 	for _, name := range []string{ManifestTOML, ManifestJSON, ConstantsName} {
 		l, err := manifest.Read(name, folder[name])
-		if err != nil || !l.Equal(r.Manifest.Manifest) || l.Pin.Index != 95 || l.Pin.DigestPred != r.DigestPred {
+		if err != nil || !l.Equal(r.Manifest.Manifest) || l.Pin.Index != 20 || l.Pin.DigestPred != r.DigestPred {
 			t.Errorf("%s: %v %+v", name, err, l.Manifest)
 		}
 	}
@@ -278,12 +278,12 @@ func TestVerifyFindsWhatWasChanged(t *testing.T) {
 			v.Signers, err = ParseAllowedSigners("s", i.allowed("ann", "bob", "eve"))
 		}, []string{"no_k evidence"}},
 		{"his file does not know bob", func(v *VerifyInput) { v.Signers, err = ParseAllowedSigners("s", i.allowed("ann")) }, []string{"differs record.json: proposal"}},
-		{"another K", resign(func(r *Record) { r.K = 94 }), []string{"differs record.json: k", "archive record.json"}},
+		{"another K", resign(func(r *Record) { r.K = 19 }), []string{"differs record.json: k", "archive record.json"}},
 		{"another hash", resign(func(r *Record) { r.Hash = other }), []string{"differs record.json: hash", "own_hash your host 004", "own_unknown your hosts"}},
 		{"another digest", resign(func(r *Record) { r.Digest = other }), []string{"differs record.json: digest", "own_digest your host 004"}},
 		{"another digest of K-1", resign(func(r *Record) { r.DigestPred = other }), []string{"differs record.json: digest_pred", "own_digest your host 005"}},
 		{"somebody barred", resign(func(r *Record) { r.Manifest.Restart.Excluded = []string{i.led.Members()[2]} }), []string{"differs record.json: manifest.restart.excluded", "not_of_record manifest.toml", "not_of_record genesis_constants.rs"}},
-		{"another choice", resign(func(r *Record) { r.Choice.Below = 90 }), []string{"differs record.json: k", "differs record.json: proposal.k"}},
+		{"another choice", resign(func(r *Record) { r.Choice.Below = 15 }), []string{"differs record.json: k", "differs record.json: proposal.k"}},
 		{"another threshold", resign(func(r *Record) { r.Thresholds.SurvivorsNeeded = 2 }), []string{"differs record.json: thresholds.survivors_needed"}},
 		{"another trigger", resign(func(r *Record) { r.Trigger.Checks[0].Reason = "trust me" }), []string{"differs record.json: trigger.checks[0].reason"}},
 		{"a useless rollback withdrawn", resign(func(r *Record) { r.Trigger.RollbackUseless = "" }), []string{"differs record.json: trigger.verdict"}},
@@ -350,14 +350,14 @@ func TestRecordRefusals(t *testing.T) {
 		{"a short commit", func(in *RecordInput) { in.Release.Commit = "012345" }, []string{"commit"}},
 		{"an upper-case commit", func(in *RecordInput) { in.Release.Commit = "0123ABC" }, []string{"commit"}},
 		{"a digest that is too short", func(in *RecordInput) { in.Release.Image = "qnet@sha256:" + strings.Repeat("5", 63) }, []string{"image"}},
-		{"archive of another K", func(in *RecordInput) { in.Archive = archiveOf(94) }, []string{"archive"}},
+		{"archive of another K", func(in *RecordInput) { in.Archive = archiveOf(19) }, []string{"archive"}},
 		{"archive that fails", func(in *RecordInput) {
 			in.Archive.Checks = []observe.Check{{Name: ArchiveBodies, Verdict: observe.Unknown, Reason: "?"}}
 		}, []string{"archive"}},
-		{"archive above K", func(in *RecordInput) { h := node.WindowHead(95) + 1; in.Archive.SnapshotHeight = &h }, []string{"archive"}},
+		{"archive above K", func(in *RecordInput) { h := node.WindowHead(20) + 1; in.Archive.SnapshotHeight = &h }, []string{"archive"}},
 		{"no trigger", func(in *RecordInput) { in.RollbackUseless = "" }, []string{"trigger"}},
 		{"no K", func(in *RecordInput) { in.Files = in.Files[:1] }, []string{"no_k"}},
-		{"forged at or below K", func(in *RecordInput) { in.Choice.Forged = 95; in.Archive = archiveOf(95) }, []string{"archive"}},
+		{"forged at or below K", func(in *RecordInput) { in.Choice.Forged = 20; in.Archive = archiveOf(20) }, []string{"archive"}},
 		{"one barred outside the committee", func(in *RecordInput) { in.Choice.List, in.Choice.ListName = []string{"nobody"}, "list" }, []string{"exclusion"}},
 		{"too many barred", func(in *RecordInput) { in.Choice.List, in.Choice.ListName = i.led.Members(), "list" }, []string{"tool_excluded_breaks_quorum", "exclusion"}},
 		{"another's key", func(in *RecordInput) { in.Operator = "bob" }, []string{"signer"}},

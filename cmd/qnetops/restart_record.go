@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v2"
-	"golang.org/x/crypto/ssh"
 
 	"github.com/qnetops/qnetops/fleet"
 	"github.com/qnetops/qnetops/manifest"
@@ -118,7 +117,7 @@ func draftManifest(s streams, path string, in restart.RecordInput) error {
 	return nil
 }
 
-func openKey(ctx context.Context, keys restart.KeySource, file string) (ssh.Signer, func(), error) {
+func openKey(ctx context.Context, keys restart.KeySource, file string) (restart.Signer, func(), error) {
 	signer, done, err := keys.Open(ctx, file)
 	var key *restart.KeyError
 	if errors.As(err, &key) {
