@@ -94,8 +94,12 @@ func TestExcludeProposes(t *testing.T) {
 		t.Errorf("%v %v", x.Warnings, x.Refused)
 	}
 	x = exclude(t, stall(map[int]uint64{6: 32}), restart.ExcludeOptions{}) // silent in 9 windows
-	if wantList(t, x); !strings.Contains(identity(t, x, 6).Why, "silent in 9 windows since by 2 operators, fewer than 10") {
+	if wantList(t, x); !strings.Contains(identity(t, x, 6).Why, "silent in 9 windows since by 2 operators, fewer than 10") || x.Before.Alive != 6 {
 		t.Errorf("%+v", identity(t, x, 6))
+	}
+	x = exclude(t, stall(map[int]uint64{6: 31}), restart.ExcludeOptions{}) // in 10, and so not shown alive either
+	if wantList(t, x, 6); x.Before.Alive != 5 {
+		t.Errorf("%+v", x.Before)
 	}
 }
 

@@ -274,6 +274,11 @@ func randomFleet(r *rand.Rand) restart.Merged {
 	last := 4 + r.Uint64N(16)
 	faults := r.IntN(4) // 0: a fleet with nothing but lag
 	fork := 2 + r.Uint64N(last)
+	var hole restart.IndexRange // which nobody lists, as between the powers of two
+	if r.IntN(3) == 0 {
+		hole.From = 1 + r.Uint64N(last)
+		hole.To = hole.From + r.Uint64N(5)
+	}
 	for i := range 1 + r.IntN(7) {
 		var hosts []restart.HostFinding
 		for j := range 1 + r.IntN(6) {
@@ -288,6 +293,7 @@ func randomFleet(r *rand.Rand) restart.Merged {
 			for range r.IntN(1 + 2*faults) {
 				spoil(r, &h)
 			}
+			h.Macroblocks = slices.DeleteFunc(h.Macroblocks, func(mb restart.Macroblock) bool { return mb.Index >= hole.From && mb.Index <= hole.To })
 			hosts = append(hosts, h)
 		}
 		op := operator(fmt.Sprintf("op%d", i), hosts...)
