@@ -106,7 +106,8 @@ func (l *Lab) Inject(id, kind, arg string) error {
 }
 
 // Draw picks a fault from a seeded source: a host, a kind that can be cleared
-// again and its default argument. Equal sources draw equal faults.
+// again and its default argument. Equal sources draw equal faults. It is for
+// labs whose nodes are simulated; a ledger has a Draw of its own.
 func (l *Lab) Draw(rng *rand.Rand) (id, kind string) {
 	faults := hostFaults()
 	kinds := slices.DeleteFunc(Kinds(), func(k string) bool { f, ofHost := faults[k]; return ofHost && f.clear == nil })
