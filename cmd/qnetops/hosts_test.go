@@ -470,6 +470,7 @@ func TestRollOnRealHosts(t *testing.T) {
 			t.Errorf("host %s runs %v", h.ID, got)
 		}
 	}
+	t.Run("restart", f.restarts)
 	t.Run("bad images", f.badImages)
 	t.Run("killed", f.killedOnce)
 	f.noSecrets()
