@@ -20,8 +20,11 @@ const reachBytes = 64 << 10
 // reachAtOnce bounds the hosts that read from the designated one at a time; it has sixteen permits for all.
 const reachAtOnce = 4
 
-// movedBlocks is how many block times lie at least between two looks at the heights.
-const movedBlocks = 5
+// A chain that moves usually shows it soon; one stands when no height moved for standBlocks block times (DESIGN.md 3.4).
+const (
+	soonBlocks  = 3
+	standBlocks = 15
+)
 
 // ask bounds one question in time.
 func (r *archiveRun) ask(ctx context.Context, question func(context.Context) error) error {
@@ -76,19 +79,24 @@ func (r *archiveRun) heights(ctx context.Context) []*node.Position {
 	return out
 }
 
-// moving compares the heights with those at the start: one node that moved is enough, none that did is only an answer where
-// somebody said his height both times.
+// moving compares the heights with those at the start, soon and, where none moved, again after standBlocks: one node that moved
+// is enough, none that did is only an answer where somebody said his height both times.
 func (r *archiveRun) moving(ctx context.Context, before []*node.Position, begun time.Time) {
-	if wait := movedBlocks*r.in.Block - time.Since(begun); wait > 0 {
-		t := time.NewTimer(wait)
-		defer t.Stop()
+	for _, blocks := range []time.Duration{soonBlocks, standBlocks} {
+		t := time.NewTimer(blocks*r.in.Block - time.Since(begun))
 		select {
 		case <-t.C:
 		case <-ctx.Done():
+			t.Stop()
+			return
+		}
+		if r.compareHeights(before, r.heights(ctx)); r.out.Prune.Moving == nil || *r.out.Prune.Moving {
 			return
 		}
 	}
-	after := r.heights(ctx)
+}
+
+func (r *archiveRun) compareHeights(before, after []*node.Position) {
 	var moved *bool
 	for i := range after {
 		a, b := before[i], after[i]

@@ -37,9 +37,6 @@ type Release struct {
 	Build  string `json:"build_instructions"` // how anyone builds that image from that commit
 }
 
-// Digest is the digest of the image, sha256:…
-func (r Release) Digest() string { _, d, _ := strings.Cut(r.Image, "@"); return d }
-
 // Thresholds say how many are needed for what.
 type Thresholds struct {
 	Window    uint64   `json:"window"`    // the stalled macroblock whose committee this is
@@ -332,8 +329,12 @@ func evidenceFiles(files []File) (Folder, []RecordFault) {
 	out, faults := Folder{}, []RecordFault{}
 	for _, f := range files {
 		name := path.Join(EvidenceFolder, path.Base(strings.ReplaceAll(f.Name, `\`, "/")))
-		if _, twice := out[name]; twice {
+		_, twice := out[name]
+		switch {
+		case twice:
 			faults = append(faults, RecordFault{"evidence", fmt.Sprintf("two files are called %s: rename one and its signature", path.Base(name))})
+		case strings.HasSuffix(name, SigSuffix):
+			faults = append(faults, RecordFault{"evidence", fmt.Sprintf("%s is named as a signature: name the file that it belongs to", path.Base(name))})
 		}
 		out[name] = f.Data
 		if len(f.Sig) > 0 {

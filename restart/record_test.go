@@ -361,6 +361,7 @@ func TestRecordRefusals(t *testing.T) {
 		{"one barred outside the committee", func(in *RecordInput) { in.Choice.List, in.Choice.ListName = []string{"nobody"}, "list" }, []string{"exclusion"}},
 		{"too many barred", func(in *RecordInput) { in.Choice.List, in.Choice.ListName = i.led.Members(), "list" }, []string{"tool_excluded_breaks_quorum", "exclusion"}},
 		{"another's key", func(in *RecordInput) { in.Operator = "bob" }, []string{"signer"}},
+		{"a signature in the place of evidence", func(in *RecordInput) { in.Files[1].Name = "evidence-bob.json.sig" }, []string{"evidence"}},
 		{"two files of one name", func(in *RecordInput) { in.Files[1].Name = "other/" + in.Files[0].Name }, []string{"evidence"}},
 	} {
 		in := whole
