@@ -199,7 +199,6 @@ func TestDecodeRefusesEveryCutAndEveryChangedByte(t *testing.T) {
 			t.Fatalf("cut off at %d: %v", n, err)
 		}
 	}
-	want := fmt.Sprint(mustDecode(t, data))
 	for i := range data {
 		for _, bit := range []byte{1, 0x20, 0x80} {
 			changed := bytes.Clone(data)
@@ -208,28 +207,25 @@ func TestDecodeRefusesEveryCutAndEveryChangedByte(t *testing.T) {
 			if err != nil {
 				continue
 			}
-			if again, err := Canonical(ev); err != nil || !bytes.Equal(again, changed) || string(again) == string(data) || want == "" {
+			if again, err := Canonical(ev); err != nil || !bytes.Equal(again, changed) {
 				t.Fatalf("byte %d changed by %#x: %v", i, bit, err)
 			}
 		}
 	}
 }
 
-func mustDecode(t testing.TB, data []byte) Evidence {
-	t.Helper()
-	ev, err := Decode("e.json", data)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ev
-}
-
 // FuzzDecode: what is accepted has the canonical form of exactly these bytes, what is not has a place.
 func FuzzDecode(f *testing.F) {
-	data := sampleBytes(f)
+	small := sampleEvidence() // large seeds spend the fuzzer's time on making them small
+	small.Hosts = small.Hosts[1:]
+	small.Hosts[0].Reachable, small.Hosts[0].Macroblocks = true, []Macroblock{{Index: 3, Held: HeldNo}}
+	data, err := Canonical(small)
+	if err != nil {
+		f.Fatal(err)
+	}
 	f.Add(data)
 	f.Add([]byte(`{"schema":"qnetops/evidence/v1"}`))
-	f.Add(bytes.Replace(data, []byte(`"index":4`), []byte(`"index":-4`), 1))
+	f.Add(bytes.Replace(data, []byte(`"index":3`), []byte(`"index":-3`), 1))
 	f.Add([]byte("\xef\xbb\xbf{}"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		ev, err := Decode("f", data)
