@@ -239,7 +239,7 @@ func (a *agent) serveStream(ctx context.Context, req request) (v any, known bool
 }
 
 var writes = map[string]bool{methodTakeFence: true, methodReleaseFence: true, methodTakeOver: true, methodPull: true, methodStage: true,
-	methodDiscard: true, methodReplace: true, methodPutBack: true, methodFinish: true}
+	methodDiscard: true, methodReplace: true, methodPutBack: true, methodFinish: true, methodState: true}
 
 // change runs one write. The lock of the host is held for the whole of it, so a
 // newcomer's claim waits for a transaction in hand; a pull changes no container
@@ -304,6 +304,10 @@ func (a *agent) changeContainer(ctx context.Context, req request, claim Claim) (
 	case methodPutBack:
 		return with(req, func(p PutBackRequest) (ReplaceResult, error) {
 			return logged(a.cfg, claim, p.Container, txPutBack, watch, func(l *txLog) (ReplaceResult, error) { return a.putBack(ctx, claim, p, l) })
+		})
+	case methodState:
+		return with(req, func(p StateRequest) (ContainerFacts, error) {
+			return logged(a.cfg, claim, p.Container, txState, watch, func(l *txLog) (ContainerFacts, error) { return a.ops.bring(ctx, p, l) })
 		})
 	case methodFinish:
 		return with(req, func(p FinishRequest) (FinishResult, error) {

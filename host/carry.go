@@ -12,6 +12,7 @@ import (
 type CarryOptions struct {
 	Image    string   // reference of the new image, as the successor will show it
 	SetEnv   []EnvVar // public settings that override
+	OneShot  []EnvVar // variables that a cut-over arms on purpose
 	HostName string   // the host's own name: a container in the host's network shows it without having asked for it
 	// MACInEndpoint: the engine takes a MAC address per endpoint only (API 1.44 on).
 	MACInEndpoint bool
@@ -158,6 +159,12 @@ func (c *carrier) env() error {
 		}
 		set[v.Name] = v
 	}
+	for _, v := range c.opts.OneShot {
+		if err := validArmed(v); err != nil {
+			return err
+		}
+		set[v.Name] = v
+	}
 	send, expect := []string{}, map[string]envEntry{}
 	for n, e := range next {
 		expect[n] = e
@@ -184,7 +191,7 @@ func (c *carrier) env() error {
 			c.carried("Env", e.name, "")
 		}
 	}
-	for _, v := range c.opts.SetEnv {
+	for _, v := range slices.Concat(c.opts.SetEnv, c.opts.OneShot) {
 		e := envEntry{name: v.Name, value: set[v.Name].Value}
 		if expect[v.Name] == e && slices.Contains(send, e.String()) {
 			continue

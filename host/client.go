@@ -303,6 +303,14 @@ func (w *Writer) PutBack(ctx context.Context, req PutBackRequest, ev func(TxEven
 	return r, err
 }
 
+// State brings the node's container into a state and tells what is there then.
+// An error with nothing done, or a *ConnectionError, after which it is asked again.
+func (w *Writer) State(ctx context.Context, req StateRequest, ev func(TxEvent)) (ContainerFacts, error) {
+	var f ContainerFacts
+	err := w.do(ctx, methodState, req, &f, events(ev))
+	return f, err
+}
+
 // Finish archives the log of the container that was set aside and removes it,
 // never its volumes. Refused while the successor is not running.
 func (w *Writer) Finish(ctx context.Context, req FinishRequest, ev func(TxEvent)) (FinishResult, error) {

@@ -3,6 +3,7 @@ package host
 import (
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -29,6 +30,40 @@ func neverCarried(name string) (why string, never bool) {
 func OneShot(name string) bool {
 	_, never := neverCarried(name)
 	return never && name != "QNET_BUILD_ID"
+}
+
+// Variables that a cut-over arms on purpose (facts 5.1).
+const (
+	VarHaltHeight       = "QNET_HALT_HEIGHT"
+	VarRollbackToSealed = "QNET_ROLLBACK_TO_LAST_SEALED"
+	VarRollbackToHeight = "QNET_ROLLBACK_TO_HEIGHT"
+)
+
+// validArmed refuses what no cut-over arms: what deletes data, and a value that
+// the node would silently take for not set.
+func validArmed(v EnvVar) error {
+	switch v.Name {
+	case VarHaltHeight, VarRollbackToHeight:
+		if publicHeight(v.Value) == nil {
+			return errorf(CodeBadRequest, "", "arming %s is refused: its value is not a height", v.Name)
+		}
+	case VarRollbackToSealed:
+		if v.Value != "1" {
+			return errorf(CodeBadRequest, "", "arming %s is refused: its value is 1 or nothing", v.Name)
+		}
+	default:
+		return errorf(CodeBadRequest, "", "arming %q is refused: no cut-over arms it", v.Name)
+	}
+	return nil
+}
+
+// publicHeight lets a height through and nothing else: above 0, in plain digits.
+func publicHeight(s string) *uint64 {
+	n, err := strconv.ParseUint(s, 10, 63)
+	if err != nil || n == 0 || s[0] == '+' {
+		return nil
+	}
+	return &n
 }
 
 func oneShotOf(names []string) []string {

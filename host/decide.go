@@ -85,7 +85,7 @@ func decideForward(o observation, p progress) action {
 		return turn("the successor was started %d times and does not run", maxStarts)
 	case !next.runs():
 		return action{Step: stepStartNext}
-	case next.Policy != p.spec.Policy: // after the start: the node is down until then
+	case next.Policy != p.spec.nextPolicy(): // after the start: the node is down until then
 		return orTurn(p, stepNextPolicy, "the restart policy of the successor cannot be set")
 	case old.Exists && old.Name == p.spec.Name:
 		return orTurn(p, stepOldAside, "the old container cannot be renamed")

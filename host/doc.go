@@ -9,5 +9,6 @@
 // The rule above all others: never two running containers on one data directory.
 //
 // Values of environment variables stay on the host: everything that leaves it
-// carries names only. The one exception is QNET_LOG_LEVEL, which is public.
+// carries names only. The exceptions are QNET_LOG_LEVEL and QNET_HALT_HEIGHT, which
+// are public and are let through as numbers alone.
 package host

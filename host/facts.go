@@ -173,6 +173,9 @@ func factsOf(o object) ContainerFacts {
 	if e, ok := env["QNET_LOG_LEVEL"]; ok && !e.bare {
 		f.LogLevel = publicLogLevel(e.value)
 	}
+	if e, ok := env[VarHaltHeight]; ok && !e.bare {
+		f.HaltHeight = publicHeight(e.value)
+	}
 	return f
 }
 

@@ -40,6 +40,7 @@ const (
 	methodReplace      = "replace"
 	methodPutBack      = "put_back"
 	methodFinish       = "finish"
+	methodState        = "state"
 	methodCancel       = "cancel"
 	methodMore         = "more"
 )

@@ -17,7 +17,7 @@ type pair struct {
 }
 
 // plan reads the old container and both images and computes the creation.
-func (h *hostOps) plan(ctx context.Context, container, image string, set []EnvVar) (pair, error) {
+func (h *hostOps) plan(ctx context.Context, container, image string, set, oneShot []EnvVar) (pair, error) {
 	var p pair
 	var err error
 	if !ValidContainerName(container) {
@@ -43,7 +43,7 @@ func (h *hostOps) plan(ctx context.Context, container, image string, set []EnvVa
 		return p, err
 	}
 	api, _ := h.eng.facts()
-	opts := CarryOptions{Image: image, SetEnv: set, HostName: info.Name, MACInEndpoint: api >= endpointMAC}
+	opts := CarryOptions{Image: image, SetEnv: set, OneShot: oneShot, HostName: info.Name, MACInEndpoint: api >= endpointMAC}
 	p.creation, err = BuildCreate(p.oldRaw, oldImage, newRaw, opts)
 	return p, err
 }
@@ -55,7 +55,7 @@ func (h *hostOps) carry(ctx context.Context, req CarryRequest) (CarryReport, err
 			return CarryReport{}, err
 		}
 	}
-	p, err := h.plan(ctx, req.Container, image, req.SetEnv)
+	p, err := h.plan(ctx, req.Container, image, req.SetEnv, req.OneShot)
 	return p.creation.Report, err
 }
 
@@ -70,7 +70,7 @@ func (h *hostOps) stage(ctx context.Context, req StageRequest, log *txLog) (Stag
 			return StageReport{}, err
 		}
 	}
-	p, err := h.plan(ctx, req.Container, req.ImageDigest, req.SetEnv)
+	p, err := h.plan(ctx, req.Container, req.ImageDigest, req.SetEnv, req.OneShot)
 	if err != nil {
 		return StageReport{}, err
 	}

@@ -117,7 +117,7 @@ func (d *driver) perform(ctx context.Context, s TxSpec, step string) (string, er
 	case stepNextNo:
 		return "", d.eng.setPolicy(ctx, s.NextID, no)
 	case stepNextPolicy:
-		return "", d.eng.setPolicy(ctx, s.NextID, s.Policy)
+		return "", d.eng.setPolicy(ctx, s.NextID, s.nextPolicy())
 	case stepOldPolicy:
 		return "", d.eng.setPolicy(ctx, s.OldID, s.Policy)
 	case stepStartNext:
@@ -330,6 +330,9 @@ func (h *hostOps) beginReplace(ctx context.Context, req ReplaceRequest, log *txL
 	if err := validNames(req.Container, req.NextName, req.AsideName, req.FailedName); err != nil {
 		return nil, err
 	}
+	if err := validPolicy(req.NextPolicy); err != nil {
+		return nil, err
+	}
 	_, old, err := h.eng.inspect(ctx, req.Container)
 	if err != nil {
 		return nil, fmt.Errorf("reading the running container: %w", err)
@@ -353,7 +356,8 @@ func (h *hostOps) beginReplace(ctx context.Context, req ReplaceRequest, log *txL
 	}
 	return &TxSpec{OldID: req.ExpectOldID, NextID: req.ExpectNextID, Name: req.Container, NextName: req.NextName,
 		AsideName: req.AsideName, FailedName: req.FailedName, Policy: policyFrom(old), Timeout: stopTimeout(old, req.StopTimeoutSeconds),
-		DataPath: stage.DataPath, OldStarted: str(sub(old, "State"), "StartedAt"), Epoch: epoch, Hold: holdWhy(old, req.NoPutBack)}, nil
+		DataPath: stage.DataPath, OldStarted: str(sub(old, "State"), "StartedAt"), Epoch: epoch, Hold: holdWhy(old, req.NoPutBack),
+		NextPolicy: req.NextPolicy}, nil
 }
 
 // holdWhy says why a replace must not start its old container again.

@@ -20,6 +20,7 @@ const (
 	txReplace = "replace"
 	txPutBack = "put_back"
 	txFinish  = "finish"
+	txState   = "state"
 
 	stepBegin = "begin"
 	stepTurn  = "turn" // forward is given up, from here on the old container is put back
@@ -43,6 +44,9 @@ const (
 	stepExitNext    = "exit_next"
 	stepArchive     = "archive"
 	stepRemoveAside = "remove_aside"
+	stepPolicy      = "policy"
+	stepStop        = "stop"
+	stepStart       = "start"
 )
 
 // stepsOfNode are the steps between which the node is down.

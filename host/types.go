@@ -118,8 +118,9 @@ type ContainerFacts struct {
 	RestartCount       int       `json:"restart_count"`
 	RestartPolicy      string    `json:"restart_policy"`
 	EnvNames           []string  `json:"env_names"`
-	OneShot            []string  `json:"one_shot"`  // names of variables that must not outlive one start
-	LogLevel           string    `json:"log_level"` // value of QNET_LOG_LEVEL, "" when not set
+	OneShot            []string  `json:"one_shot"`              // names of variables that must not outlive one start
+	LogLevel           string    `json:"log_level"`             // value of QNET_LOG_LEVEL, "" when not set
+	HaltHeight         *uint64   `json:"halt_height,omitempty"` // value of QNET_HALT_HEIGHT in blocks, read by the agent alone; nil: not read, not set, or no number, which the node takes for not set
 	DataDir            DataDir   `json:"data_dir"`
 	StopTimeoutSeconds int       `json:"stop_timeout_seconds"` // 0: not set
 	LogPath            string    `json:"log_path,omitempty"`
@@ -150,11 +151,13 @@ type EnvVar struct {
 	Value string `json:"value"`
 }
 
-// CarryRequest asks what a successor of Container would take over.
+// CarryRequest asks what a successor of Container would take over. OneShot is
+// as in StageRequest.
 type CarryRequest struct {
 	Container   string   `json:"container"`
 	ImageDigest string   `json:"image_digest"`
 	SetEnv      []EnvVar `json:"set_env,omitempty"`
+	OneShot     []EnvVar `json:"one_shot,omitempty"`
 }
 
 // Item is one setting by name. It never holds a value of an environment variable.
@@ -199,6 +202,9 @@ type StageRequest struct {
 	NextName    string   `json:"next_name"`
 	Operation   string   `json:"operation"`
 	SetEnv      []EnvVar `json:"set_env,omitempty"`
+	// OneShot are variables that a cut-over arms on purpose: the halt height, a
+	// rollback. Their removal is part of the same cut-over; others are refused.
+	OneShot []EnvVar `json:"one_shot,omitempty"`
 }
 
 // Kinds of a Difference.
@@ -235,6 +241,29 @@ type ReplaceRequest struct {
 	// started again and the outcome is Held. The host does so by itself where the
 	// old container carries a one-shot variable.
 	NoPutBack bool `json:"no_put_back,omitempty"`
+	// NextPolicy is the restart policy of the successor; nil: that of the old
+	// container, which gets its own back in every case where it is put back.
+	NextPolicy *Policy `json:"next_policy,omitempty"`
+}
+
+// What a StateRequest brings about besides the policy.
+const (
+	StateStopped = "stopped"
+	StateRunning = "running"
+)
+
+// StateRequest brings the node's container into a state, without another one in
+// its place. Asking again for what is there already changes nothing, so whoever
+// lost the answer may repeat it.
+type StateRequest struct {
+	Container string `json:"container"`
+	ExpectID  string `json:"expect_id"` // the container meant; another under this name is refused with ErrChanged
+	// Policy is set before anything is stopped and before anything is started, and
+	// read back; nil leaves it.
+	Policy *Policy `json:"policy,omitempty"`
+	State  string  `json:"state,omitempty"` // StateStopped, StateRunning, "": as it is
+	// StopTimeoutSeconds as in ReplaceRequest.
+	StopTimeoutSeconds int `json:"stop_timeout_seconds,omitempty"`
 }
 
 // PutBackRequest puts the container that was set aside back in its place.
@@ -323,6 +352,16 @@ type TxSpec struct {
 	OldStarted string `json:"old_started"`
 	Epoch      uint64 `json:"epoch"`
 	Hold       string `json:"hold,omitempty"` // why the old container must not be started again; "": it may
+
+	NextPolicy *Policy `json:"next_policy,omitempty"` // of the successor; nil: Policy
+}
+
+// nextPolicy is what the successor gets once the old container is proven stopped.
+func (s TxSpec) nextPolicy() Policy {
+	if s.NextPolicy != nil {
+		return *s.NextPolicy
+	}
+	return s.Policy
 }
 
 // Policy is a Docker restart policy.
