@@ -161,7 +161,7 @@ func factsOf(o object) ContainerFacts {
 	f := ContainerFacts{ID: str(o, "Id"), Name: strings.TrimPrefix(str(o, "Name"), "/"), ImageRef: str(cfg, "Image"), ImageID: str(o, "Image"),
 		Created: timeOf(o, "Created"), State: str(st, "Status"), ExitCode: number(st, "ExitCode"), OOMKilled: st["OOMKilled"] == true,
 		StartedAt: timeOf(st, "StartedAt"), FinishedAt: timeOf(st, "FinishedAt"), RestartCount: number(o, "RestartCount"),
-		RestartPolicy: policyFrom(o).Name, EnvNames: []string{}, DataDir: dataDirOf(o), StopTimeoutSeconds: number(cfg, "StopTimeout"),
+		RestartPolicy: policyFrom(o).Name, RestartRetries: policyFrom(o).MaximumRetryCount, EnvNames: []string{}, DataDir: dataDirOf(o), StopTimeoutSeconds: number(cfg, "StopTimeout"),
 		LogPath: str(o, "LogPath"), Compose: str(sub(cfg, "Labels"), "com.docker.compose.project")}
 	env := envMap(texts(cfg, "Env"))
 	for _, e := range parseEnv(texts(cfg, "Env")) {

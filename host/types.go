@@ -117,6 +117,7 @@ type ContainerFacts struct {
 	FinishedAt         time.Time `json:"finished_at"` // zero: never finished
 	RestartCount       int       `json:"restart_count"`
 	RestartPolicy      string    `json:"restart_policy"`
+	RestartRetries     int       `json:"restart_retries,omitempty"` // bound of on-failure; 0: none, or not read
 	EnvNames           []string  `json:"env_names"`
 	OneShot            []string  `json:"one_shot"`              // names of variables that must not outlive one start
 	LogLevel           string    `json:"log_level"`             // value of QNET_LOG_LEVEL, "" when not set

@@ -46,7 +46,9 @@ type StoppedError struct {
 	LastLines []string
 	// Interrupted says that the operator stopped it.
 	Interrupted bool
-	Err         error
+	// Next says what to do where resume and abort of a roll are not all of it.
+	Next string
+	Err  error
 }
 
 func (e *StoppedError) Error() string {
@@ -74,6 +76,9 @@ func (e *StoppedError) Unwrap() error { return e.Err }
 
 // Hint names the commands that go on from here.
 func (e *StoppedError) Hint() string {
+	if e.Next != "" {
+		return e.Next
+	}
 	return fmt.Sprintf("qnetops status shows the fleet; qnetops resume %s goes on, qnetops abort %s puts the node in flight back", e.Operation, e.Operation)
 }
 

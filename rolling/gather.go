@@ -120,7 +120,7 @@ func gatherNode(ctx context.Context, f *fleet.Fleet, id string, image *host.Imag
 	if digest == "" {
 		digest = in.Present.ID
 	}
-	in.Carry, err = agent.Carry(ctx, host.CarryRequest{Container: h.Container, ImageDigest: digest, SetEnv: spec.SetEnv})
+	in.Carry, err = agent.Carry(ctx, host.CarryRequest{Container: h.Container, ImageDigest: digest, SetEnv: spec.SetEnv, OneShot: Plan{Arm: spec.Arm}.oneShot()})
 	if err != nil {
 		return NodeInput{Facts: in.Facts, Present: in.Present, Err: fmt.Errorf("carry-over: %w", err)}
 	}

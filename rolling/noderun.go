@@ -72,6 +72,10 @@ func (r *Runner) node(ctx context.Context, p NodePlan) (NodeResult, error) {
 		result.Outcome = NodeRolled
 		return result, nil
 	case stageReplaced:
+		if r.recall(ctx, p, situation.Current.ID, &result); r.Plan.Arm != nil && situation.Current.Running() &&
+			len(result.Milestones) > 0 && firstFailed(result.Milestones) == nil {
+			return r.finish(ctx, p, result) // it was proven; only its old container is kept
+		}
 		return r.reenter(ctx, p, result, replacedAs(situation))
 	case stageUnclear:
 		return result, &InDoubtError{Operation: r.Op.ID(), Node: p.ID, Reason: "the containers on the host fit no step of this operation: " + describe(situation)}
@@ -119,6 +123,14 @@ func (r *Runner) ready(ctx context.Context, p NodePlan) error {
 	if err := r.settled(ctx, p); err != nil {
 		return err
 	}
+	if err := r.mayStop(ctx, p); err != nil || r.Turn == nil {
+		return err
+	}
+	return r.Turn(ctx, p)
+}
+
+// mayStop waits until the others vote without the node and it does not produce.
+func (r *Runner) mayStop(ctx context.Context, p NodePlan) error {
 	for {
 		if err := r.quorum(ctx, p); err != nil {
 			return err
@@ -145,6 +157,7 @@ func (r *Runner) replace(ctx context.Context, p NodePlan) (host.ReplaceResult, e
 			Container: p.Container, NextName: r.nextName(p),
 			AsideName: p.Container + "-pre-" + stamp, FailedName: p.Container + "-failed-" + stamp,
 			StopTimeoutSeconds: p.StopTimeout, ExpectOldID: p.ContainerID, ExpectNextID: report.Next.ID,
+			NextPolicy: p.NextPolicy,
 		}, r.tx(p))
 		return done, err
 	})
@@ -257,7 +270,10 @@ func (r *Runner) reenter(ctx context.Context, p NodePlan, result NodeResult, don
 
 // expect reads what the milestones are measured against.
 func (r *Runner) expect(ctx context.Context, p NodePlan, done host.ReplaceResult) (Expectation, error) {
-	tip := FleetHeight(ctx, r.Fleet, p.ID, 5*time.Second)
+	tip := r.From
+	if tip == nil {
+		tip = FleetHeight(ctx, r.Fleet, p.ID, 5*time.Second)
+	}
 	if ctx.Err() != nil {
 		return Expectation{}, ctx.Err()
 	}
@@ -279,7 +295,7 @@ func (r *Runner) expect(ctx context.Context, p NodePlan, done host.ReplaceResult
 		}
 	}
 	want.WaiveBuild, _ = r.Plan.waived("build_stamp")
-	want.Halted = r.standing(ctx)
+	want.Halted, want.Armed = r.standing(ctx), r.Plan.Arm != nil
 	return want, nil
 }
 
@@ -331,6 +347,9 @@ type proof struct {
 // then it stays until the operator finishes the operation.
 func (r *Runner) finish(ctx context.Context, p NodePlan, result NodeResult) (NodeResult, error) {
 	result.Outcome = NodeRolled
+	if r.Plan.KeepOld {
+		return result, nil
+	}
 	if skipped(result.Milestones) {
 		result.Reason = "milestones were skipped: the old container stays until roll --finish " + r.Op.ID()
 		return result, nil

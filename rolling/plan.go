@@ -27,6 +27,12 @@ type Spec struct {
 	// RecoveryHalted is the mode for a chain that stands (DESIGN invariant 2).
 	RecoveryHalted bool
 	Waivers        []Waiver
+	// Arm makes this the roll that arms a cut-over; Policies gives nodes, by id,
+	// a restart policy other than the one they have; KeepOld leaves the old
+	// containers aside when all milestones passed, for a barrier of the caller.
+	Arm      *Arming
+	Policies map[string]host.Policy
+	KeepOld  bool
 	// Gates reads the activation heights of the builds; nil leaves them
 	// unchecked. It needs an Image.
 	Gates GateReader
@@ -36,6 +42,14 @@ type Spec struct {
 type Waiver struct {
 	Check  string `json:"check"`
 	Reason string `json:"reason"`
+}
+
+// Arming is what a roll that arms a cut-over puts into every successor. Such a
+// roll asks for M0 to M3 and keeps the old containers aside: they are the way
+// back to a node that is not armed.
+type Arming struct {
+	OneShot []host.EnvVar `json:"one_shot"`
+	Policy  host.Policy   `json:"policy"` // while armed
 }
 
 // NodeInput is what the host agent of one target said before the plan.
@@ -73,6 +87,8 @@ type Plan struct {
 	Waivers []Waiver      `json:"waivers"`
 	Skipped []string      `json:"skipped"`
 	Gates   string        `json:"gates"`
+	Arm     *Arming       `json:"arm,omitempty"`
+	KeepOld bool          `json:"keep_old,omitempty"`
 	Nodes   []NodePlan    `json:"nodes"`
 }
 
@@ -119,12 +135,16 @@ type NodePlan struct {
 	DataPath    string `json:"data_path"`
 	// Aside is set in a restore: the name of the container that comes back,
 	// whose id is ContainerID.
-	Aside         string      `json:"aside,omitempty"`
-	LinesHidden   bool        `json:"lines_hidden"`
-	Carried       []host.Item `json:"carried"`
-	LeftOut       []host.Item `json:"left_out"`
-	Ambiguous     []host.Item `json:"ambiguous"`
-	CarryWarnings []string    `json:"carry_warnings"`
+	Aside string `json:"aside,omitempty"`
+	// Policy is the restart policy found on the old container, NextPolicy that of
+	// the successor where it is another one. Both are set for cut-overs alone.
+	Policy        *host.Policy `json:"policy,omitempty"`
+	NextPolicy    *host.Policy `json:"next_policy,omitempty"`
+	LinesHidden   bool         `json:"lines_hidden"`
+	Carried       []host.Item  `json:"carried"`
+	LeftOut       []host.Item  `json:"left_out"`
+	Ambiguous     []host.Item  `json:"ambiguous"`
+	CarryWarnings []string     `json:"carry_warnings"`
 }
 
 // Digest identifies the plan: SHA-256 over its canonical JSON (Go's encoding
@@ -160,6 +180,8 @@ func New(view observe.View, in Inputs, spec Spec) Plan {
 		Gates:          in.Gates.text(),
 		Committee:      arithmetic(view),
 		Nodes:          []NodePlan{},
+		Arm:            spec.Arm,
+		KeepOld:        spec.KeepOld || spec.Arm != nil,
 	}
 	sort.Strings(plan.Skipped)
 	for _, v := range spec.SetEnv {
@@ -233,10 +255,34 @@ func planNode(t turn, in Inputs, spec Spec) NodePlan {
 	if p.ToDigest == "" {
 		p.ToDigest = input.Present.ID
 	}
-	if sameImage(p, input) && len(spec.SetEnv) == 0 && !dropsOneShot(p) {
+	p.policies(input, spec)
+	if sameImage(p, input) && len(spec.SetEnv) == 0 && spec.Arm == nil && !dropsOneShot(p) {
 		p.Action, p.ActionWhy = ActionNone, "already runs this image and nothing else would change"
 	}
 	return p
+}
+
+// policies keeps what the node had and what it is to have.
+func (p *NodePlan) policies(input NodeInput, spec Spec) {
+	next, other := spec.Policies[p.ID]
+	if spec.Arm != nil {
+		next, other = spec.Arm.Policy, true
+	}
+	if !other {
+		return
+	}
+	p.NextPolicy = &next
+	if c := input.Facts.Container; c != nil {
+		p.Policy = &host.Policy{Name: c.RestartPolicy, MaximumRetryCount: c.RestartRetries}
+	}
+}
+
+// oneShot are the variables this plan arms.
+func (p Plan) oneShot() []host.EnvVar {
+	if p.Arm == nil {
+		return nil
+	}
+	return p.Arm.OneShot
 }
 
 // sameImage says whether the container runs the target already, by digest; a

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/qnetops/qnetops/fleet"
@@ -37,6 +36,13 @@ type Runner struct {
 	// CheckBuild judges the stamp of the new image once it is known; nil: the
 	// gates are not checked. What it refuses stops the roll before any node is.
 	CheckBuild func(ctx context.Context, build string) error
+
+	// Turn is asked last before a node is stopped; what it refuses stops the roll
+	// with that node untouched. Nil: nothing more to ask.
+	Turn func(ctx context.Context, p NodePlan) error
+	// From is the height the chain stood at when every node was stopped; nil: it
+	// runs, and the tip at each node's start counts.
+	From *uint64
 
 	// electorate remembers the certificates read for the quorum arithmetic.
 	electorate *observe.Electorate
@@ -116,24 +122,8 @@ func outcomeOf(err error) string {
 // before the first node is stopped: what cannot be pulled, created or
 // explained must be known while nothing has changed.
 func (r *Runner) prepare(ctx context.Context) error {
-	var (
-		mu   sync.Mutex
-		errs []error
-		diff []observe.Check
-	)
-	var ids []string
-	for _, p := range r.Plan.Targets() {
-		ids = append(ids, p.ID)
-	}
-	eachOf(ctx, ids, func(ctx context.Context, id string) {
-		checks, err := r.prepareNode(ctx, *r.Plan.Node(id))
-		mu.Lock()
-		defer mu.Unlock()
-		diff = append(diff, checks...)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("host %s: %w", id, err))
-		}
-	})
+	ids := r.targets()
+	errs, diff := r.stageAll(ctx, ids)
 	if ctx.Err() != nil {
 		errs = append(errs, ctx.Err())
 	}
@@ -188,7 +178,7 @@ func (r *Runner) stage(ctx context.Context, p NodePlan) (host.StageReport, error
 	err := r.step(ctx, p.ID, "stage", "create the successor, stopped, and compare", func(ctx context.Context, w *host.Writer) (any, error) {
 		var err error
 		report, err = w.Stage(ctx, host.StageRequest{Container: p.Container, ImageDigest: p.ToDigest,
-			NextName: r.nextName(p), Operation: r.Op.ID(), SetEnv: r.Plan.Env})
+			NextName: r.nextName(p), Operation: r.Op.ID(), SetEnv: r.Plan.Env, OneShot: r.Plan.oneShot()})
 		return report, err
 	})
 	return report, err
