@@ -37,13 +37,14 @@ const unixLimit = 100
 
 // message is one line of the control connection, in both directions.
 type message struct {
-	Token string  `json:"token,omitempty"`
-	Cmd   string  `json:"cmd,omitempty"` // fault, clear, status, kill, down
-	Node  string  `json:"node,omitempty"`
-	Kind  string  `json:"kind,omitempty"`
-	Arg   string  `json:"arg,omitempty"`
-	Error string  `json:"error,omitempty"`
-	State *Status `json:"status,omitempty"`
+	Token string      `json:"token,omitempty"`
+	Cmd   string      `json:"cmd,omitempty"` // fault, clear, status, kill, image, down
+	Node  string      `json:"node,omitempty"`
+	Kind  string      `json:"kind,omitempty"`
+	Arg   string      `json:"arg,omitempty"`
+	Image *AddedImage `json:"image,omitempty"`
+	Error string      `json:"error,omitempty"`
+	State *Status     `json:"status,omitempty"`
 }
 
 type controlServer struct {
@@ -160,6 +161,10 @@ func (c *controlServer) do(m message) message {
 		err = c.lab.Clear(m.Node, m.Kind)
 	case "kill":
 		err = c.lab.Kill(m.Node, m.Kind)
+	case "image":
+		var added AddedImage
+		added, err = c.lab.AddImage(m.Kind, []byte(m.Arg))
+		answer.Image = &added
 	case "status":
 		s := c.lab.Status(c.lab.ctx)
 		answer.State = &s
@@ -264,6 +269,15 @@ func (c *Client) Status(ctx context.Context) (Status, error) {
 		return Status{}, err
 	}
 	return *m.State, nil
+}
+
+// AddImage adds an image to the lab's registry; see Lab.AddImage.
+func (c *Client) AddImage(ctx context.Context, tag string, manifest []byte) (AddedImage, error) {
+	m, err := c.call(ctx, message{Cmd: "image", Kind: tag, Arg: string(manifest)})
+	if err != nil || m.Image == nil {
+		return AddedImage{}, err
+	}
+	return *m.Image, nil
 }
 
 // Down ends the lab.

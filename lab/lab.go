@@ -106,6 +106,7 @@ type Lab struct {
 	registry *engine.Registry
 	hub      *simnode.Hub
 	signer   *simnode.Signer
+	chain    []string // the chain's parameters, defaults of every image
 	hosts    []*Host
 	client   ssh.Signer
 	keyPEM   []byte

@@ -36,6 +36,10 @@ const (
 	EnvBehaviour = "QNETOPS_LAB_BEHAVIOUR"
 	// EnvLieBuild is the build id the liar reports.
 	EnvLieBuild = "QNETOPS_LAB_LIE_BUILD"
+	// EnvManifest is the restart manifest and pin of the image's release, in the
+	// JSON form of a manifest file (see [Manifest]): a real image has them
+	// compiled in.
+	EnvManifest = "QNETOPS_LAB_MANIFEST"
 	// EnvPeers lists the peers of the TCP transport: "id@host:port,…".
 	EnvPeers = "QNETOPS_LAB_PEERS"
 	// EnvRAM is the RAM in MB that the preflight sees (default 8000).
@@ -172,6 +176,7 @@ type settings struct {
 	adminSecret   string
 	ramMB         uint64
 	nodeStartSecs int64
+	release       Manifest
 }
 
 // defaultGenesis is the clock's start in a synctest bubble, so that a lab that

@@ -149,6 +149,9 @@ func run(ctx context.Context, cfg Config) int {
 	}
 	sum := sha3.Sum256([]byte(p.s.id))
 	p.rng = rand.New(rand.NewPCG(uint64(cfg.Seed), binary.LittleEndian.Uint64(sum[:])))
+	if code, ok := p.checkRelease(env); !ok {
+		return code
+	}
 	if code, ok := p.preflight(); !ok {
 		return code
 	}
