@@ -149,6 +149,9 @@ func run(ctx context.Context, cfg Config) int {
 	}
 	sum := sha3.Sum256([]byte(p.s.id))
 	p.rng = rand.New(rand.NewPCG(uint64(cfg.Seed), binary.LittleEndian.Uint64(sum[:])))
+	if !p.enter(p.dataDir(env)) {
+		return exitFault
+	}
 	if code, ok := p.checkRelease(env); !ok {
 		return code
 	}
@@ -190,13 +193,33 @@ func (p *proc) preflight() (int, bool) {
 	return 0, true
 }
 
+// dataDir is the directory that survives restarts.
+func (p *proc) dataDir(env environ) string {
+	if p.cfg.DataDir != "" {
+		return p.cfg.DataDir
+	}
+	return env.get("QNET_DATA_DIR")
+}
+
+// enter is the image's entry point, which comes before the node itself.
+func (p *proc) enter(dir string) bool {
+	if dir == "" {
+		return true
+	}
+	wiped, err := enterImage(dir)
+	if wiped {
+		p.log.always("[entrypoint] database files without MANIFEST/CURRENT in %s: wiping it", dir)
+	}
+	if err != nil {
+		p.log.stderr("[entrypoint] %v", err)
+	}
+	return err == nil
+}
+
 // openData opens the data directory, applies what the environment asks of it
 // and replays the chain.
 func (p *proc) openData(env environ) (int, bool) {
-	dir := p.cfg.DataDir
-	if dir == "" {
-		dir = env.get("QNET_DATA_DIR")
-	}
+	dir := p.dataDir(env)
 	st, err := openStore(dir)
 	if err != nil {
 		if errors.Is(err, errInUse) {

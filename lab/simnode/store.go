@@ -26,7 +26,64 @@ const (
 	fileOOM    = "oom-count"
 	fileDecree = "decree-seq"
 	fileFaults = "lab-faults"
+	// The marks of a RocksDB directory. They hold nothing here, but the image
+	// goes by them: see enterImage.
+	fileCurrent  = "CURRENT"
+	fileManifest = "MANIFEST-000001"
+	fileOptions  = "OPTIONS-000005"
+	fileIdentity = "IDENTITY"
 )
+
+// enterImage is what the image's entry point does to a data directory before the
+// node runs: database files without MANIFEST and CURRENT are taken for a broken
+// database and the whole directory is wiped (facts 5.1). It says whether it did.
+func enterImage(dir string) (wiped bool, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		if errors.Is(err, os.ErrNotExist) {
+			return false, nil
+		}
+		return false, fmt.Errorf("entering data directory: %w", err)
+	}
+	var database, current, manifest bool
+	for _, e := range entries {
+		switch name := e.Name(); {
+		case name == fileBlocks || name == fileCerts:
+			database = true
+		case name == fileCurrent:
+			current = true
+		case strings.HasPrefix(name, "MANIFEST-"):
+			manifest = true
+		}
+	}
+	if !database || (current && manifest) {
+		return false, nil
+	}
+	for _, e := range entries {
+		if e.Name() == fileFaults {
+			continue // of the lab, not of the node
+		}
+		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+			return true, fmt.Errorf("wiping data directory: %w", err)
+		}
+	}
+	return true, nil
+}
+
+// found writes the marks of a database that are not there yet.
+func (st *store) found() error {
+	for _, f := range [][2]string{{fileManifest, "qnetops lab database\n"}, {fileCurrent, fileManifest + "\n"},
+		{fileOptions, "[Version]\n  options_file_version=1.1\n"}, {fileIdentity, "qnetops-lab\n"}} {
+		path := filepath.Join(st.dir, f[0])
+		if _, err := os.Stat(path); err == nil {
+			continue
+		}
+		if err := os.WriteFile(path, []byte(f[1]), 0o644); err != nil {
+			return fmt.Errorf("founding the database: %w", err)
+		}
+	}
+	return nil
+}
 
 // mark is the anti-double-sign mark: the newest slot this node signed a block
 // for. It only goes down by a boot rollback.
@@ -78,7 +135,12 @@ func openStore(dir string) (*store, error) {
 		return nil, errInUse
 	}
 	_ = os.Remove(filepath.Join(dir, fileClean))
-	return &store{dir: dir, lock: lock}, nil
+	st := &store{dir: dir, lock: lock}
+	if err := st.found(); err != nil {
+		st.close()
+		return nil, err
+	}
+	return st, nil
 }
 
 // wipe deletes everything but the lock and the lab's own files.
