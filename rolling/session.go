@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 
+	"github.com/qnetops/qnetops/fleet"
 	"github.com/qnetops/qnetops/host"
 	"github.com/qnetops/qnetops/journal"
 	"github.com/qnetops/qnetops/lease"
@@ -129,8 +130,18 @@ func (r *Runner) Record(ctx context.Context, step, title string, result any) err
 // Result is the outcome of the newest finished attempt of a step, or nil.
 func (r *Runner) Result(ctx context.Context, step string) json.RawMessage { return r.result(ctx, step) }
 
+// Touched says whether any node of this operation was ever stopped by it, or may
+// have been.
+func (r *Runner) Touched(ctx context.Context) bool { return r.touched(ctx) }
+
 // Say emits one event of this operation.
 func (r *Runner) Say(e Event) { r.emit(e) }
+
+// Reach returns the connection to a host, dialling again where it is dead or could
+// not be made before.
+func Reach(ctx context.Context, f *fleet.Fleet, id string) (*fleet.Conn, error) {
+	return reach(ctx, f, id)
+}
 
 // Each runs fn for every id, some at a time, and waits for all.
 func Each(ctx context.Context, ids []string, fn func(ctx context.Context, id string)) {

@@ -1,0 +1,392 @@
+package cutover
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/qnetops/qnetops/fleet"
+	"github.com/qnetops/qnetops/host"
+	"github.com/qnetops/qnetops/journal"
+	"github.com/qnetops/qnetops/observe"
+	"github.com/qnetops/qnetops/rolling"
+)
+
+// quietBlocks bounds the wait for the stop: a phase in which no height rises and
+// no host changes for so many block times is over, whoever is missing.
+const quietBlocks = 300
+
+// nearBlocks before the height the hosts are looked at once a block time; before
+// that every farBlocks are enough.
+const (
+	nearBlocks = 120
+	farBlocks  = 10
+	leastPoll  = 100 * time.Millisecond
+	leastQuiet = 10 * time.Second
+)
+
+// halt is the Procedure of a halt.
+type halt struct {
+	plan  Plan
+	fleet *fleet.Fleet
+
+	seen map[string]sight // the newest look
+	last Tally
+
+	mu    sync.Mutex
+	armed map[string]string // host -> container that was armed, from the journal
+	stops map[string]*Stop  // host -> its stop, from the journal; nil until read
+}
+
+// load reads once what the journal knows: which containers were armed, and which
+// nodes have stopped. A process that takes the operation over rests on it.
+func (h *halt) load(ctx context.Context, r *Run) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.stops != nil {
+		return nil
+	}
+	steps, err := r.Op.Steps(context.WithoutCancel(ctx))
+	if err != nil {
+		return err
+	}
+	h.armed, h.stops = map[string]string{}, map[string]*Stop{}
+	for _, s := range steps {
+		id, name := splitStep(s.ID)
+		var done host.ReplaceResult
+		var stop Stop
+		switch {
+		case s.State != journal.StepDone:
+		case name == "replace" && json.Unmarshal(s.Result, &done) == nil:
+			h.armed[id] = done.NewID
+		case name == "stopped" && json.Unmarshal(s.Result, &stop) == nil:
+			h.stops[id] = &stop
+		}
+	}
+	return nil
+}
+
+func (h *halt) roll(r *Run) *rolling.Runner { return r.Session.Runner(h.plan.Halt.Roll) }
+
+// Do runs one phase.
+func (h *halt) Do(ctx context.Context, r *Run, phase PhaseName) (Tally, error) {
+	switch phase {
+	case Prepare:
+		return h.arm(ctx, r)
+	case Hold, Go:
+		return h.wait(ctx, r, phase)
+	case Verify:
+		tally, _, err := h.round(ctx, r, phase, true)
+		return tally, err
+	}
+	return nil, fmt.Errorf("a halt has no phase %s", phase)
+}
+
+// arm is the roll that arms; before each node the time left is looked at.
+func (h *halt) arm(ctx context.Context, r *Run) (Tally, error) {
+	runner := h.roll(r)
+	runner.Turn = func(ctx context.Context, p rolling.NodePlan) error { return h.timeLeft(ctx, runner, p) }
+	nodes, err := runner.Arm(ctx)
+	tally := Tally{}
+	for _, n := range nodes {
+		if n.Outcome == rolling.NodeRolled {
+			tally.finish(n.ID, "armed")
+			continue
+		}
+		tally[n.ID] = Standing{State: Waiting, Text: n.Outcome + " " + n.Reason}
+	}
+	h.last = tally
+	return tally, err
+}
+
+func (h *halt) timeLeft(ctx context.Context, runner *rolling.Runner, p rolling.NodePlan) error {
+	tip := rolling.FleetHeight(ctx, h.fleet, "", askLimit)
+	if tip == nil {
+		return errors.New("no node's height can be read, so nobody knows how much time is left")
+	}
+	nodes, armed := h.plan.Halt.Roll.Targets(), 0
+	for _, n := range nodes {
+		if runner.Result(ctx, n.ID+"/replace") != nil {
+			armed++
+		}
+	}
+	height := h.plan.Halt.Height
+	left, need := height-min(height, *tip), leftBlocks(len(nodes), armed)
+	if left >= need {
+		runner.Say(rolling.Event{Node: p.ID, Kind: rolling.KindWait, Name: "time_left", State: string(observe.Pass),
+			Text: fmt.Sprintf("%d blocks to height %d, %d needed", left, height, need)})
+		return nil
+	}
+	return &TooLateError{Node: p.ID, Height: height, Tip: *tip, Left: left, Need: need, Next: *tip + needBlocks(len(nodes)) + uint64(armed)*rolling.ExpectedNode}
+}
+
+// wait looks at all hosts again and again: in hold until the chain has come to
+// the height, in go until every node has stopped for good.
+func (h *halt) wait(ctx context.Context, r *Run, phase PhaseName) (Tally, error) {
+	block := h.fleet.Inventory().Block
+	quiet := max(quietBlocks*block, leastQuiet)
+	moved, was := time.Now(), ""
+	for {
+		tally, sights, err := h.round(ctx, r, phase, false)
+		if err != nil {
+			return tally, err
+		}
+		top := highest(sights)
+		near := top == nil || *top+nearBlocks >= h.plan.Halt.Height
+		_, members := r.Waived("members")
+		switch {
+		case phase == Hold && h.begun(sights, top):
+			return h.passOn(tally), nil
+		case phase == Go && len(Judge(h.plan.Hosts, tally, members)) == 0:
+			return tally, nil
+		}
+		if now := fingerprint(tally); now != was {
+			moved, was = time.Now(), now
+		}
+		if time.Since(moved) >= quiet {
+			return tally, nil // the barrier names who is missing
+		}
+		every := max(block, leastPoll)
+		if !near {
+			every = max(farBlocks*block, leastPoll)
+		}
+		select {
+		case <-ctx.Done():
+			return tally, ctx.Err()
+		case <-time.After(every):
+		}
+	}
+}
+
+// fingerprint changes with everything a tally says.
+func fingerprint(t Tally) string {
+	text, err := json.Marshal(t) // the keys of a map are sorted
+	if err != nil {
+		return ""
+	}
+	return string(text)
+}
+
+// begun says whether the stop has begun: the chain has come to the height or a
+// node has stopped.
+func (h *halt) begun(sights map[string]sight, top *uint64) bool {
+	if top != nil && *top >= h.plan.Halt.Height {
+		return true
+	}
+	for _, s := range sights {
+		if s.Stop != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// passOn lets every host out of hold: the chain is at the height, and nobody's
+// absence keeps the others from stopping there. Go asks for each again.
+func (h *halt) passOn(t Tally) Tally {
+	out := Tally{}
+	for id, s := range t {
+		out.finish(id, "%s", s.Text)
+	}
+	return out
+}
+
+// round looks at every host once, does what is to be done and tells how each
+// stands. When it is final nothing is done any more but looked.
+func (h *halt) round(ctx context.Context, r *Run, phase PhaseName, final bool) (Tally, map[string]sight, error) {
+	if err := h.load(ctx, r); err != nil {
+		return nil, nil, err
+	}
+	sights := lookAll(ctx, h.fleet, h.plan.Hosts)
+	if ctx.Err() != nil {
+		return nil, sights, ctx.Err()
+	}
+	var (
+		mu    sync.Mutex
+		tally = Tally{}
+		errs  []error
+	)
+	rolling.Each(ctx, h.plan.Hosts, func(ctx context.Context, id string) {
+		s := sights[id]
+		known, err := h.keep(ctx, r, id, s)
+		standing, todo := judgeHalt(h.plan.Halt.Height, h.armed[id], s, known, othersRun(sights, id))
+		if err == nil && !final && todo != actNone {
+			err = h.act(ctx, r, id, s, todo)
+		}
+		r.Say(rolling.Event{Node: id, Kind: rolling.KindWait, Name: string(phase), State: string(standing.State), Text: standing.Text})
+		mu.Lock()
+		defer mu.Unlock()
+		tally[id] = standing
+		errs = append(errs, err)
+	})
+	h.seen, h.last = sights, tally
+	return tally, sights, errors.Join(errs...)
+}
+
+func othersRun(sights map[string]sight, id string) bool {
+	for other, s := range sights {
+		if other != id && s.Reached && s.State == "running" {
+			return true
+		}
+	}
+	return false
+}
+
+// keep journals a stop the first time it is seen and returns what is known of it:
+// a node that comes back later is told by that, also by another process.
+func (h *halt) keep(ctx context.Context, r *Run, id string, s sight) (*Stop, error) {
+	h.mu.Lock()
+	known := h.stops[id]
+	if known == nil && s.Stop != nil {
+		h.stops[id] = s.Stop
+	}
+	h.mu.Unlock()
+	if known != nil || s.Stop == nil {
+		return known, nil
+	}
+	return s.Stop, r.Record(ctx, id+"/stopped", fmt.Sprintf("stopped at height %d", s.Stop.Height), s.Stop)
+}
+
+// act brings one host where it should be. Every act may be repeated, so one whose
+// answer was lost, or whose host is away for a moment, is simply tried again in
+// the next round.
+func (h *halt) act(ctx context.Context, r *Run, id string, s sight, todo act) error {
+	hst, _ := h.fleet.Inventory().Host(id)
+	req := host.StateRequest{Container: hst.Container, ExpectID: s.Container}
+	title := ""
+	switch todo {
+	case actArm:
+		req.Policy, title = &host.Policy{Name: policyArmed}, "set restart policy "+policyArmed
+	case actNo:
+		req.Policy, title = &host.Policy{Name: policyHalted}, "set restart policy "+policyHalted+" and read it back"
+	case actStop:
+		req.Policy, req.State, title = &host.Policy{Name: policyHalted}, host.StateStopped, "stop the node that came back"
+	case actStart:
+		req.State, title = host.StateRunning, "start the node that ended before the height"
+	}
+	return bring(ctx, r, id, string(todo), title, req)
+}
+
+// bring is one repeatable step. A host that is away is no error of the operation:
+// the next look says so by itself.
+func bring(ctx context.Context, r *Run, id, name, title string, req host.StateRequest) error {
+	err := r.Step(ctx, id, name, title, func(ctx context.Context, w *host.Writer) (any, error) {
+		facts, err := w.State(ctx, req, func(e host.TxEvent) {
+			r.Say(rolling.Event{Node: id, Kind: rolling.KindTx, Name: e.Step, State: e.State, Text: e.Text})
+		})
+		if err != nil {
+			return nil, err
+		}
+		return map[string]string{"container": facts.ID, "state": facts.State, "restart_policy": facts.RestartPolicy}, nil
+	})
+	var fenced *host.FencedError
+	if err == nil || errors.As(err, &fenced) || errors.Is(err, journal.ErrFenced) || r.Lease.Check(ctx) != nil {
+		return err
+	}
+	if settle := settleRepeatable(ctx, r, id); settle != nil {
+		return settle
+	}
+	r.Say(rolling.Event{Node: id, Kind: rolling.KindNote, Name: name, State: "failed", Text: err.Error() + "; tried again at the next look"})
+	return ctx.Err()
+}
+
+// repeatable says whether a step changes nothing when it is done once more.
+func repeatable(name string) bool {
+	switch act(name) {
+	case actArm, actNo, actStop, actStart:
+		return true
+	}
+	return false
+}
+
+// settleRepeatable takes the doubt off such steps, of one host or ("") of all: a
+// look at the host decides anew whether they are needed.
+func settleRepeatable(ctx context.Context, r *Run, id string) error {
+	record, err := r.Op.Record(context.WithoutCancel(ctx))
+	if err != nil {
+		return err
+	}
+	for _, s := range record.Unsettled() {
+		of, name := splitStep(s.ID)
+		if id != "" && of != id || !repeatable(name) {
+			continue
+		}
+		if err := r.Op.Settle(context.WithoutCancel(ctx), s.ID, journal.StepFailed, "it may be done again; the next look decides", nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Undo disarms: only prepare has anything to take back.
+func (h *halt) Undo(ctx context.Context, r *Run, phase PhaseName) error {
+	if phase != Prepare {
+		return nil
+	}
+	_, err := h.roll(r).Disarm(ctx)
+	return err
+}
+
+// Returnable looks whether a node has stopped at the height, or is about to.
+func (h *halt) Returnable(ctx context.Context, r *Run) error {
+	if err := h.load(ctx, r); err != nil {
+		return err
+	}
+	sights := lookAll(ctx, h.fleet, h.plan.Hosts)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	c := observe.Check{Name: "point_of_no_return", Verdict: observe.Fail}
+	next := "; the fleet is started again by qnetops halt release IMAGE (with the image it has, if nothing is to change), once this operation has ended: qnetops resume " + r.Op.ID()
+	for _, id := range h.plan.Hosts {
+		if stop, err := h.keep(ctx, r, id, sights[id]); err != nil || stop != nil {
+			c.Reason = id + " has stopped at the halt height: what is armed is not disarmed any more" + next
+			return errors.Join(err, &rolling.RefusedError{Checks: []observe.Check{c}})
+		}
+	}
+	top := highest(sights)
+	switch {
+	case top == nil && r.Touched(ctx):
+		c.Verdict, c.Reason = observe.Unknown, "no node's height can be read, so nobody knows whether the height is ahead"
+	case top != nil && *top >= h.plan.Halt.Height:
+		c.Reason = fmt.Sprintf("the chain is at %d, the halt height is %d: the nodes stop within 30 blocks%s", *top, h.plan.Halt.Height, next)
+	default:
+		return nil
+	}
+	return &rolling.RefusedError{Checks: []observe.Check{c}}
+}
+
+// Settle settles the steps in doubt: what may be repeated by itself, the rest by
+// looking at the hosts.
+func (h *halt) Settle(ctx context.Context, r *Run) error {
+	if err := settleRepeatable(ctx, r, ""); err != nil {
+		return err
+	}
+	return h.roll(r).Settle(ctx)
+}
+
+// hosts tells about every host from the newest look.
+func (h *halt) hosts(ctx context.Context, r *Run) []HostResult {
+	if err := h.load(ctx, r); err != nil {
+		return nil
+	}
+	if h.seen == nil {
+		h.seen = lookAll(ctx, h.fleet, h.plan.Hosts)
+	}
+	var out []HostResult
+	for _, id := range h.plan.Hosts {
+		s := h.seen[id]
+		res := HostResult{ID: id, State: Missing, Text: s.Why, RestartPolicy: s.Policy, Milestones: []rolling.Milestone{}}
+		if t, known := h.last[id]; known {
+			res.State, res.Text = t.State, t.Text
+		}
+		if stop, err := h.keep(ctx, r, id, s); err == nil && stop != nil {
+			res.StopHeight, res.Flushed = &stop.Height, &stop.Flushed
+		}
+		out = append(out, res)
+	}
+	return out
+}

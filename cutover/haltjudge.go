@@ -1,0 +1,147 @@
+package cutover
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/qnetops/qnetops/node"
+)
+
+// Stop is a node's stop on its halt height, from the log of the run that ended.
+type Stop struct {
+	Container string `json:"container"`
+	// Armed is the height it was armed with, Height the one it stopped at.
+	Armed   uint64    `json:"armed"`
+	Height  uint64    `json:"height"`
+	Flushed bool      `json:"flushed"`
+	At      time.Time `json:"at"`
+}
+
+// sight is one look at one host. A nil pointer is a reading that could not be had.
+type sight struct {
+	Reached bool
+	Why     string // why it was not reached
+
+	Container string // id
+	State     string // Docker's word
+	ExitCode  int
+	Restarts  int
+	Policy    string
+	Retries   int
+	Armed     *uint64
+	Started   time.Time
+	Height    *uint64
+	Stop      *Stop // of the run that ended
+}
+
+func (s sight) runs() bool {
+	switch s.State {
+	case "running", "paused", "restarting", "removing":
+		return true
+	}
+	return false
+}
+
+// act is what is to be done with one host of a halt.
+type act string
+
+const (
+	actNone  act = ""
+	actArm   act = "arm_policy"  // give the armed policy back that somebody changed
+	actNo    act = "halt_policy" // it has stopped: nothing may start it again
+	actStop  act = "stop"        // it came back after its stop
+	actStart act = "start"       // it ended before the height, and not by itself
+)
+
+// judgeHalt decides how a host stands in a halt at height h and what is to be
+// done with it. armed is the container that was armed ("": not known), known the
+// stop that was journaled before, others says that another node of the halt runs.
+func judgeHalt(h uint64, armed string, s sight, known *Stop, others bool) (Standing, act) {
+	waiting := func(format string, args ...any) Standing {
+		return Standing{State: Waiting, Text: fmt.Sprintf(format, args...)}
+	}
+	switch {
+	case !s.Reached:
+		return Standing{State: Missing, Text: s.Why}, actNone
+	case armed != "" && s.Container != armed:
+		return Standing{State: Failed, Text: "another container than the armed one bears the node's name", Down: !s.runs()}, actNone
+	case s.runs() && known != nil:
+		return waiting("came back after its stop at height %d; it is stopped again", known.Height), actStop
+	case s.runs() && s.Policy != policyArmed:
+		return waiting("its restart policy is %s, not %s", s.Policy, policyArmed), actArm
+	case s.State == "restarting":
+		return waiting("crashed with exit code %d; its engine starts it again (restart %d)", s.ExitCode, s.Restarts), actNone
+	case s.runs() && s.Height == nil:
+		return waiting("armed; its height is not known"), actNone
+	case s.runs() && *s.Height < h:
+		return waiting("armed, at height %d, %d blocks left", *s.Height, h-*s.Height), actNone
+	case s.runs():
+		return waiting("at height %d, stops at its next poll", *s.Height), actNone
+	}
+	return judgeEnded(s, known, others)
+}
+
+// judgeEnded is judgeHalt for a node whose process has ended.
+func judgeEnded(s sight, known *Stop, others bool) (Standing, act) {
+	settle := actNone
+	if s.Policy != policyHalted {
+		settle = actNo
+	}
+	switch {
+	case s.Stop != nil && !s.Stop.Flushed:
+		return Standing{State: Failed, Down: true, Text: fmt.Sprintf("stopped at height %d, but its log does not say that the storage was flushed", s.Stop.Height)}, settle
+	case s.Stop != nil && s.ExitCode != 0:
+		return Standing{State: Failed, Down: true, Text: fmt.Sprintf("stopped at height %d with exit code %d", s.Stop.Height, s.ExitCode)}, settle
+	case (s.Stop != nil || known != nil) && settle != actNone:
+		return Standing{State: Waiting, Down: true, Text: "stopped; its restart policy is still " + s.Policy}, settle
+	case s.Stop != nil:
+		return Standing{State: Finished, Down: true, Text: fmt.Sprintf("stopped at height %d, flushed, restart policy %s", s.Stop.Height, s.Policy)}, actNone
+	case known != nil:
+		return Standing{State: Finished, Down: true, Text: fmt.Sprintf("stopped at height %d, came back and was stopped again: it may stand higher; restart policy %s",
+			known.Height, s.Policy)}, actNone
+	case others:
+		return Standing{State: Waiting, Down: true, Text: fmt.Sprintf("ended before the height with exit code %d (an engine that restarts does that); it is started again", s.ExitCode)}, actStart
+	}
+	return Standing{State: Failed, Down: true, Text: fmt.Sprintf("ended with exit code %d and not on its halt height, and no other node runs that it could follow", s.ExitCode)}, settle
+}
+
+// stopOf finds the stop on a halt height in the log of one run: nil when the run
+// did not end that way.
+func stopOf(container string, lines []node.LogLine) *Stop {
+	var stop *Stop
+	for _, l := range lines {
+		if armed, at, ok := node.HaltReached(l); ok {
+			stop = &Stop{Container: container, Armed: armed, Height: at, At: l.Time.UTC()}
+		}
+		if stop != nil && l.Module == "HALT" && strings.HasPrefix(l.Text, "storage.flush_all() complete") {
+			stop.Flushed = true
+		}
+		if node.BringupComplete(l) {
+			stop = nil // a later start: the stop before it is history
+		}
+	}
+	return stop
+}
+
+// spread is the distance between the lowest and the highest stop; nil where fewer
+// than two are known.
+func spread(hosts []HostResult) *uint64 {
+	var low, high uint64
+	n := 0
+	for _, h := range hosts {
+		if h.StopHeight == nil {
+			continue
+		}
+		if n == 0 || *h.StopHeight < low {
+			low = *h.StopHeight
+		}
+		high = max(high, *h.StopHeight)
+		n++
+	}
+	if n < 2 {
+		return nil
+	}
+	d := high - low
+	return &d
+}
