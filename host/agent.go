@@ -208,6 +208,8 @@ func (a *agent) serve(ctx context.Context, req request) (any, error) {
 		return with(req, func(p situationParams) (Situation, error) { return a.ops.situation(ctx, p) })
 	case methodTxLog:
 		return with(req, func(p nameParams) ([]TxEntry, error) { return a.ops.txLog(p.Name) })
+	case methodData:
+		return with(req, func(p DataRequest) (DataInventory, error) { return a.ops.dataInventory(ctx, p) })
 	case methodLastLines:
 		return with(req, func(p linesParams) ([]string, error) { return readLines(ctx, a.ops.eng, p.Container, p.N) })
 	}
@@ -239,7 +241,8 @@ func (a *agent) serveStream(ctx context.Context, req request) (v any, known bool
 }
 
 var writes = map[string]bool{methodTakeFence: true, methodReleaseFence: true, methodTakeOver: true, methodPull: true, methodStage: true,
-	methodDiscard: true, methodReplace: true, methodPutBack: true, methodFinish: true, methodState: true}
+	methodDiscard: true, methodReplace: true, methodPutBack: true, methodFinish: true, methodState: true,
+	methodDataAside: true, methodDataCopy: true, methodDataBack: true}
 
 // change runs one write. The lock of the host is held for the whole of it, so a
 // newcomer's claim waits for a transaction in hand; a pull changes no container
@@ -314,7 +317,7 @@ func (a *agent) changeContainer(ctx context.Context, req request, claim Claim) (
 			return logged(a.cfg, claim, p.Container, txFinish, watch, func(l *txLog) (FinishResult, error) { return a.ops.finishTx(ctx, p, l) })
 		})
 	}
-	return nil, errorf(CodeUnknown, "the agent on the host is of another version", "unknown request %q", req.Method)
+	return a.changeData(ctx, req, claim, watch)
 }
 
 // logged opens the log of an operation on a container around fn.

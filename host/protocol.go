@@ -41,6 +41,10 @@ const (
 	methodPutBack      = "put_back"
 	methodFinish       = "finish"
 	methodState        = "state"
+	methodData         = "data"
+	methodDataAside    = "data_aside"
+	methodDataCopy     = "data_copy"
+	methodDataBack     = "data_back"
 	methodCancel       = "cancel"
 	methodMore         = "more"
 )

@@ -336,6 +336,7 @@ type TxEntry struct {
 	Outcome   Outcome        `json:"outcome,omitempty"` // on the last
 	Result    *ReplaceResult `json:"result,omitempty"`  // on the last, without log lines
 	Stage     *TxStage       `json:"stage,omitempty"`   // on the entry of a finished stage
+	Data      *DataMark      `json:"data,omitempty"`    // on the intent of a data move
 }
 
 // TxSpec is what a replace or a put-back is about: enough for anyone who finds the log to settle it.
