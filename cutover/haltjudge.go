@@ -30,6 +30,7 @@ type sight struct {
 	Policy    string
 	Retries   int
 	Armed     *uint64
+	OneShot   []string
 	Started   time.Time
 	Height    *uint64
 	Stop      *Stop // of the run that ended
