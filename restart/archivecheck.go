@@ -180,7 +180,7 @@ func DecodeArchive(name string, data []byte) (ArchiveCheck, error) {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
 	err := dec.Decode(&a)
-	if err == nil && dec.More() {
+	if err == nil && len(bytes.TrimSpace(data[dec.InputOffset():])) > 0 {
 		err = errors.New("something follows the document")
 	}
 	switch {
@@ -188,11 +188,22 @@ func DecodeArchive(name string, data []byte) (ArchiveCheck, error) {
 		err = fmt.Errorf("schema is %q, want %q", clipped(a.Schema), ArchiveSchema)
 	case err == nil && a.OK != (len(a.Failing()) == 0 && len(a.Checks) > 0):
 		err = errors.New("ok does not follow from the checks")
+	case err == nil:
+		err = fitToPublish(a)
 	}
 	if err != nil {
 		return ArchiveCheck{}, &FileFaults{[]FileFault{{File: name, What: clipped(err.Error())}}, "give what qnetops restart archive-check HOST -o json printed"}
 	}
 	return a, nil
+}
+
+// fitToPublish says whether a document can be part of a record.
+func fitToPublish(v any) error {
+	form, err := Canonical(v)
+	if err == nil && notPlain(form) >= 0 {
+		err = errors.New("it holds a control character, or one that hides text or turns it round")
+	}
+	return err
 }
 
 // Failing lists the names of the checks that do not pass, with their verdicts.

@@ -144,7 +144,7 @@ func (r *archiveRun) holder(ctx context.Context, h ArchiveHost) Holder {
 	if h.Node == nil {
 		out.Reason = "not reached"
 		if h.Err != nil {
-			out.Reason += ": " + h.Err.Error()
+			out.Reason += ": " + publicReason(h.Err)
 		}
 		return out
 	}
@@ -159,7 +159,7 @@ func (r *archiveRun) holder(ctx context.Context, h ArchiveHost) Holder {
 	case isNotFound(err):
 		out.Holds, out.Reason = HeldNo, "offers no snapshot at or below that height"
 	default:
-		out.Reason = err.Error()
+		out.Reason = publicReason(err)
 	}
 	return out
 }
@@ -185,7 +185,7 @@ func verdict(err error) observe.Verdict {
 // snapshot asks the designated host for the newest snapshot at or below K·90 and reads of it what shows that it is served.
 func (r *archiveRun) snapshot(ctx context.Context) {
 	if r.host.Node == nil {
-		r.add(ArchiveSnapshot, observe.Unknown, nil, "%s could not be reached: %v", r.host.ID, r.host.Err)
+		r.add(ArchiveSnapshot, observe.Unknown, nil, "%s could not be reached: %s", r.host.ID, publicReason(r.host.Err))
 		return
 	}
 	var s node.Snapshot
@@ -198,13 +198,13 @@ func (r *archiveRun) snapshot(ctx context.Context) {
 		r.add(ArchiveSnapshot, observe.Fail, nil, "%s offers no snapshot at or below height %d", r.host.ID, r.out.MaxHeight)
 		return
 	case err != nil:
-		r.add(ArchiveSnapshot, observe.Unknown, nil, "%v", err)
+		r.add(ArchiveSnapshot, observe.Unknown, nil, "%s", publicReason(err))
 		return
 	case s.Height == 0:
 		r.add(ArchiveSnapshot, observe.Unknown, nil, "%s offers a snapshot of height 0, which is none", r.host.ID)
 		return
 	}
-	r.out.NodeID, r.out.SnapshotHeight = s.NodeID, &s.Height
+	r.out.NodeID, r.out.SnapshotHeight = clipped(s.NodeID), &s.Height
 	r.add(ArchiveSnapshot, observe.Pass, nil, "%s offers the snapshot of height %d, %d blocks below the end of macroblock %d", r.host.ID, s.Height, r.out.MaxHeight-s.Height, r.in.K)
 	r.transfer(ctx, s.Height)
 	r.archive(ctx)
@@ -217,7 +217,7 @@ func (r *archiveRun) transfer(ctx context.Context, height uint64) {
 	say := func(what string, t node.Transfer, err error) observe.Verdict {
 		seen[what] = fmt.Sprintf("%d bytes in %s", t.Bytes, t.Elapsed.Round(time.Millisecond))
 		if err != nil {
-			seen[what] = err.Error()
+			seen[what] = publicReason(err)
 		}
 		return verdict(err)
 	}
@@ -319,7 +319,7 @@ func (r *archiveRun) reach(ctx context.Context) {
 		out = worse(out, verdict(err))
 		seen[h.ID] = "the first bytes came"
 		if err != nil {
-			seen[h.ID] = err.Error()
+			seen[h.ID] = publicReason(err)
 		}
 	})
 	if len(asked) == 0 {
@@ -346,8 +346,8 @@ func (r *archiveRun) reachFrom(ctx context.Context, h ArchiveHost) error {
 		if err != nil {
 			return err
 		}
-		if s.NodeID != r.out.NodeID {
-			return fmt.Errorf("the node that answers is %s, not %s", s.NodeID, r.out.NodeID)
+		if clipped(s.NodeID) != r.out.NodeID {
+			return foundError(fmt.Sprintf("the node that answers is %s, not %s", clipped(s.NodeID), r.out.NodeID))
 		}
 		_, err = h.Peer.SnapshotFrame(ctx, s.Height, reachBytes)
 		return err
@@ -369,7 +369,7 @@ func (r *archiveRun) archive(ctx context.Context) {
 		return nil
 	})
 	if err != nil {
-		r.note("the list of archived epochs could not be read: %v", err)
+		r.note("the list of archived epochs could not be read: %s", publicReason(err))
 	}
 }
 
@@ -428,7 +428,7 @@ func (r *archiveRun) macroblocks(ctx context.Context, known map[uint64]node.Macr
 		}
 		out = worse(out, v)
 		if err != nil {
-			seen[fmt.Sprint(i)] = err.Error()
+			seen[fmt.Sprint(i)] = publicReason(err)
 		}
 	}
 	r.report(ArchiveMacro, "macroblocks", r.out.Macroblocks, out, seen)
@@ -467,14 +467,14 @@ func (r *archiveRun) body(ctx context.Context, h uint64, known map[uint64]node.M
 		return err
 	})
 	if err != nil {
-		return verdict(err), err.Error()
+		return verdict(err), publicReason(err)
 	}
 	if b.Hash == nil {
 		return observe.Unknown, "the answer has no hash that could be compared"
 	}
 	w := node.WindowOf(h)
 	if err := r.macroblock(ctx, w, known); err != nil {
-		return observe.Unknown, fmt.Sprintf("nothing to compare with: %v", err)
+		return observe.Unknown, "nothing to compare with: " + publicReason(err)
 	}
 	at := int(h - node.WindowHead(w-1) - 1)
 	if list := known[w].MicroBlocks; at >= len(list) || list[at] != *b.Hash {

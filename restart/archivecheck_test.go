@@ -215,13 +215,16 @@ func TestArchiveCheckNamesTheLastHolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := CheckArchive(t.Context(), archiveInput(openHost(t, "003", busy), openHost(t, "002", none), openHost(t, "001", l.Node(lab.NodeConfig{ID: "genesis_node_001"})),
-		ArchiveHost{ID: "004", Err: errors.New("no route to host")}))
+		ArchiveHost{ID: "004", Err: errors.New("ops@192.0.2.7: no route to host")}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	var said []string
 	for _, h := range got.Holders {
 		said = append(said, h.ID+" "+string(h.Holds))
+	}
+	if form, err := Canonical(got); err != nil || strings.Contains(string(form), "192.0.2.7") || strings.Contains(string(form), "ops@") {
+		t.Errorf("%v, or the document, which is published, names an address or a user:\n%s", err, form)
 	}
 	if want := []string{"001 held", "002 missing", "003 unknown", "004 unknown"}; !slices.Equal(said, want) {
 		t.Errorf("%q, want %q", said, want)

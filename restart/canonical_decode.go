@@ -34,7 +34,9 @@ func Decode(name string, data []byte) (Evidence, error) {
 	var ev Evidence
 	if json.Unmarshal(data, &ev) == nil {
 		if again, err := Canonical(ev); err == nil && bytes.Equal(again, data) {
-			if faults := judgeEvidence(name, ev); len(faults) > 0 {
+			r := reader{name: name, data: data}
+			r.plain()
+			if faults := append(r.faults, judgeEvidence(name, ev)...); len(faults) > 0 {
 				return Evidence{}, evidenceFaults(faults)
 			}
 			return ev, nil
@@ -92,6 +94,9 @@ type reader struct {
 }
 
 func (r *reader) fault(offset int, key, format string, args ...any) {
+	if len(r.faults) >= maxFaults {
+		return // finding its line takes as long as the file is, and nobody reads more
+	}
 	offset = min(max(offset, 0), len(r.data))
 	before := r.data[:offset]
 	column := utf8.RuneCount(before[bytes.LastIndexByte(before, '\n')+1:]) + 1
@@ -117,6 +122,13 @@ func (r *reader) bytesOK() {
 	}
 	if len(bytes.TrimSpace(r.data)) == 0 {
 		r.fault(0, "", "is empty")
+	}
+}
+
+// plain looks for signs in a canonical document that act on a terminal or a page instead of being shown.
+func (r *reader) plain() {
+	if at := notPlain(r.data); at >= 0 {
+		r.fault(at, "", "holds a control character, or one that hides text or turns it round")
 	}
 }
 
@@ -183,7 +195,7 @@ func (r *reader) item(path string, depth int) (*item, error) {
 	seen := map[string]bool{}
 	for r.dec.More() {
 		if delim == '[' {
-			in, err := r.item(fmt.Sprintf("%s[%d]", path, len(it.list)), depth+1)
+			in, err := r.item(deeper(path, fmt.Sprintf("[%d]", len(it.list))), depth+1)
 			if err != nil {
 				return nil, err
 			}
@@ -196,18 +208,29 @@ func (r *reader) item(path string, depth int) (*item, error) {
 			return nil, err
 		}
 		name, _ := key.(string)
-		in, err := r.item(path+"."+name, depth+1)
+		in, err := r.item(deeper(path, "."+name), depth+1)
 		if err != nil {
 			return nil, err
 		}
 		if seen[name] {
-			r.fault(at, path+"."+name, "stands there twice")
+			r.fault(at, deeper(path, "."+name), "stands there twice")
 		}
 		seen[name] = true
 		it.members = append(it.members, member{name, at, in})
 	}
 	_, err = r.dec.Token()
 	return it, err
+}
+
+// maxPath is how much of a path is remembered: a long key must not be copied for each of a million values below it.
+const maxPath = 400
+
+// deeper is the path of a value below another one.
+func deeper(path, step string) string {
+	if len(path) > maxPath {
+		return path
+	}
+	return path + step
 }
 
 // next is the offset at which the next token begins.
@@ -239,7 +262,7 @@ func (r *reader) match(it *item, t reflect.Type, path string) {
 			return
 		}
 		for _, m := range it.members {
-			r.match(m.item, t.Elem(), path+"."+m.key)
+			r.match(m.item, t.Elem(), deeper(path, "."+m.key))
 		}
 	case t.Kind() == reflect.Slice:
 		if it.kind != '[' {
@@ -247,7 +270,7 @@ func (r *reader) match(it *item, t reflect.Type, path string) {
 			return
 		}
 		for i, in := range it.list {
-			r.match(in, t.Elem(), fmt.Sprintf("%s[%d]", path, i))
+			r.match(in, t.Elem(), deeper(path, fmt.Sprintf("[%d]", i)))
 		}
 	case t.Kind() == reflect.String:
 		r.matchText(it, path, "text", func(string) error { return nil })
@@ -256,7 +279,7 @@ func (r *reader) match(it *item, t reflect.Type, path string) {
 			r.fault(it.at, path, "want true or false")
 		}
 	default:
-		r.matchNumber(it, path)
+		r.matchNumber(it, t, path)
 	}
 }
 
@@ -278,15 +301,19 @@ func (r *reader) matchText(it *item, path, want string, check func(string) error
 	}
 }
 
-func (r *reader) matchNumber(it *item, path string) {
+// matchNumber wants a whole number that a double holds exactly; whether it may be negative is for the type to say.
+func (r *reader) matchNumber(it *item, t reflect.Type, path string) {
 	n, ok := it.value.(json.Number)
 	if !ok {
 		r.fault(it.at, path, "want a number")
 		return
 	}
-	v, err := strconv.ParseUint(n.String(), 10, 64)
-	if err != nil || v > MaxSafe {
-		r.fault(it.at, path, "%s is not a whole number from 0 to 2^53-1", clipped(n.String()))
+	low, span := int64(0), "from 0 to 2^53-1"
+	if t.Kind() >= reflect.Int && t.Kind() <= reflect.Int64 {
+		low, span = -MaxSafe, "from -2^53+1 to 2^53-1"
+	}
+	if v, err := strconv.ParseInt(n.String(), 10, 64); err != nil || v < low || v > MaxSafe {
+		r.fault(it.at, path, "%s is not a whole number %s", clipped(n.String()), span)
 	}
 }
 
@@ -298,15 +325,15 @@ func (r *reader) matchRecord(it *item, t reflect.Type, path string) {
 	fields := fieldsOf(t)
 	for _, f := range fields {
 		if !f.omitEmpty && !slices.ContainsFunc(it.members, func(m member) bool { return m.key == f.key }) {
-			r.fault(it.at, path+"."+f.key, "is missing")
+			r.fault(it.at, deeper(path, "."+f.key), "is missing")
 		}
 	}
 	for _, m := range it.members {
 		i := slices.IndexFunc(fields, func(f canonField) bool { return f.key == m.key })
 		if i < 0 {
-			r.fault(m.at, path+"."+m.key, "is not known")
+			r.fault(m.at, deeper(path, "."+m.key), "is not known")
 			continue
 		}
-		r.match(m.item, t.FieldByIndex(fields[i].index).Type, path+"."+m.key)
+		r.match(m.item, t.FieldByIndex(fields[i].index).Type, deeper(path, "."+m.key))
 	}
 }

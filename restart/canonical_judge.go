@@ -32,6 +32,7 @@ func judgeEvidence(name string, ev Evidence) []FileFault {
 	for i, h := range ev.Hosts {
 		key := fmt.Sprintf("hosts[%d]", i)
 		j.name(key+".id", h.ID)
+		j.want(!strings.ContainsAny(h.ID, "/ "), key+".id", "%q holds a slash or a space: it is shown as operator/host", clipped(h.ID))
 		j.want(i == 0 || h.ID > last, key+".id", "%q is listed twice or out of order", clipped(h.ID))
 		last = h.ID
 		j.host(key, h, ev.TakenAt)
@@ -51,8 +52,17 @@ func (j *judge) want(ok bool, key, format string, args ...any) {
 }
 
 func (j *judge) name(key, s string) {
-	bad := strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r >= 0x7f && r < 0xa0 })
-	j.want(s != "" && len(s) <= maxName && !bad, key, "want a name of 1 to %d characters without control characters", maxName)
+	j.want(s != "" && len(s) <= maxName && isPlain(s), key, "want a name of 1 to %d bytes without control characters", maxName)
+}
+
+// ids are identities of which each stands there once.
+func (j *judge) ids(key string, list []string) {
+	seen := make(map[string]bool, len(list))
+	for i, id := range list {
+		j.want(id != "" && len(id) <= maxName, fmt.Sprintf("%s[%d]", key, i), "want an identity of 1 to %d bytes", maxName)
+		j.want(!seen[id], fmt.Sprintf("%s[%d]", key, i), "%s stands there twice", clipped(id))
+		seen[id] = true
+	}
 }
 
 func isHex(s string, digits int) bool {
@@ -69,6 +79,13 @@ func (j *judge) host(key string, h HostFinding, taken time.Time) {
 		j.want(err == nil, key+".tip_hash", "%v", err)
 	}
 	j.want(len(h.Committee) <= node.MaxCommittee, key+".committee", "has %d members, more than %d", len(h.Committee), node.MaxCommittee)
+	j.want(len(h.NodeID) <= maxName, key+".node_id", "is longer than %d bytes", maxName)
+	j.want(len(h.Lines) <= MaxLines, key+".lines", "are %d, more than %d", len(h.Lines), MaxLines)
+	j.ids(key+".committee", h.Committee)
+	if len(h.Keys) > len(h.Committee) {
+		j.want(false, key+".keys", "are %d of a committee of %d", len(h.Keys), len(h.Committee))
+		return
+	}
 	for id := range h.Keys {
 		j.want(slices.Contains(h.Committee, id), key+".keys."+clipped(id), "is not in the committee")
 	}

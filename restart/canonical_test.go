@@ -163,6 +163,10 @@ func TestDecodeFaults(t *testing.T) {
 		"short of quorum":      {`"signers":["a","b","c"]`, `"signers":["a","b"]`, []string{`certificate.fault: is empty`, `signatures: 3 valid`}},
 		"number 0":             {`"number":1`, `"number":0`, []string{`number: is 0`}},
 		"control character":    {`"operator":"ann@example.org"`, `"operator":"ann\u0007"`, []string{`operator: want a name`}},
+		"hidden text":          {`"fleet":"main"`, "\"fleet\":\"ma\u202ein\"", []string{`e.json:1:`, `hides text`, `fleet: want a name`}},
+		"a byte of a terminal": {`"build":"1234567"`, `"build":"\u001b[2J"`, []string{`e.json:1:`, `control character`}},
+		"a host with a slash":  {`"id":"002"`, `"id":"0/2"`, []string{`hosts[1].id: "0/2" holds a slash`}},
+		"a member twice":       {`"committee":["a","b","c","d"]`, `"committee":["a","b","b","d"]`, []string{`committee[2]: b stands there twice`}},
 		"range":                {`{"from":3,"to":4}`, `{"from":4,"to":3}`, []string{`asked[0]: 4 to 3 is no range`}},
 		"two faults":           {`"fleet":"main","hosts"`, `"fleet":7,"hostz"`, []string{`fleet: want text`, `hostz: is not known`, `hosts: is missing`}},
 		"a list for a name":    {`"fleet":"main"`, `"fleet":["main"]`, []string{`fleet: want text in quotes`}},
@@ -187,6 +191,64 @@ func TestDecodeFaults(t *testing.T) {
 	}
 	if _, err := Decode("e.json", bytes.Repeat([]byte(" "), MaxEvidence+1)); err == nil || !strings.Contains(err.Error(), "more than") {
 		t.Errorf("huge: %v", err)
+	}
+}
+
+// Input that is made to take long is refused as fast as it is read: faults without end, a long key above many values, lines and
+// keys that would be compared each with each.
+func TestDecodeOfHostileSize(t *testing.T) {
+	const many = 300_000
+	for name, text := range map[string]string{
+		"faults without end":           `{"asked":[` + strings.Repeat("1,", many) + `1]}`,
+		"a long key above many values": `{"` + strings.Repeat("k", 1<<20) + `":[` + strings.Repeat("0,", many) + `0]}`,
+		"unknown keys without end":     "{" + strings.Repeat(`"a":1,`, many) + `"b":1}`,
+	} {
+		_, err := Decode("e.json", []byte(text))
+		faults, ok := err.(*FileFaults)
+		if !ok || len(faults.Faults) == 0 || len(faults.Faults) > maxFaults {
+			t.Errorf("%s: %v", name, err)
+		}
+		if len(err.Error()) > 100_000 {
+			t.Errorf("%s: %d bytes of error", name, len(err.Error()))
+		}
+	}
+	ev := sampleEvidence()
+	for i := range MaxLines + 1 {
+		ev.Hosts[0].Lines = append(ev.Hosts[0].Lines, Line{Kind: "k", SHA256: shaOf(fmt.Sprint(i))})
+	}
+	for i := range 5000 {
+		ev.Hosts[0].Keys[fmt.Sprint(i)] = node.Hash{}
+	}
+	data, err := Canonical(ev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = Decode("e.json", data)
+	for _, say := range []string{"hosts[0].lines: are 202, more than 200", "hosts[0].keys: are 5001 of a committee of 4"} {
+		if err == nil || !strings.Contains(err.Error(), say) {
+			t.Errorf("%v, want %q", err, say)
+		}
+	}
+}
+
+// What is unshown in a text is refused or blanked wherever a text of somebody else is shown, and nothing else is.
+func TestUnshown(t *testing.T) {
+	for text, plain := range map[string]bool{
+		"genesis_node_001": true, "Ünïcode – 節点 🙂": true, "a\tb": false, "a\x1b[2J": false, "a\u007f": false, "a\u0085": false, "a\u2028b": false, "abc\u202etxt": false,
+		"a\u200bb": false, "\ufeffa": false, "a\u00adb": false, "a\xff": false, "": true,
+	} {
+		if isPlain(text) != plain {
+			t.Errorf("%q: plain %v", text, !plain)
+		}
+		if !isPlain(clipped(text)) {
+			t.Errorf("%q is shown as %q", text, clipped(text))
+		}
+		if form, err := Canonical(text); err == nil && (notPlain(form) < 0) != plain {
+			t.Errorf("%q: the document %s is judged otherwise", text, form)
+		}
+	}
+	if at := notPlain([]byte(`{"a":"say \"x\" in C:\\dir","b":"\u0007"}`)); at != 33 {
+		t.Errorf("at %d", at)
 	}
 }
 

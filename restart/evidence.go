@@ -67,6 +67,20 @@ type HostFinding struct {
 	Lines        []Line           `json:"lines"`       // of the log, oldest first
 }
 
+// newest is the newest macroblock that the host says it has sealed or shows; 0: it says nothing of the kind.
+func (h *HostFinding) newest() uint64 {
+	out := uint64(0)
+	if h.Sealed != nil {
+		out = *h.Sealed
+	}
+	for i := range h.Macroblocks {
+		if h.Macroblocks[i].Held == HeldYes {
+			out = max(out, h.Macroblocks[i].Index)
+		}
+	}
+	return out
+}
+
 // RecoveryFinding is node_recoveryStatus.
 type RecoveryFinding struct {
 	Armed     bool   `json:"armed"`

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/qnetops/qnetops/node"
 )
@@ -24,8 +25,8 @@ const (
 	MinSilentWindows = 10
 	// MinSilentOperators is how many independent operators must have seen each of them.
 	MinSilentOperators = 2
-	// AliveWindows is how old, in windows before the stall, the last sign of life of an identity may be that counts as
-	// shown alive.
+	// AliveWindows is how old, in windows before the stall, the last sign of life of an identity may be that was not silent
+	// before it.
 	AliveWindows = 10
 	// maxExcerpts is how many log lines are named for each identity, the newest.
 	maxExcerpts = 8
@@ -37,6 +38,14 @@ const (
 	ExcludeGiven       = "given"        // listed by hand
 	ExcludeDropped     = "dropped"      // proposed, and taken off by hand
 	ExcludeNotProposed = "not_proposed" // alive, or not clear enough
+)
+
+// What is known of an identity since the stall. To have signed until it says nothing about the time after it: what made the chain
+// stall may be that very machine.
+const (
+	LifeAlive  = "alive"              // not silent before, and seen since the newest seal: its node answered, or it signed or took part in a later window
+	LifeSigned = "signed_until_stall" // not silent before, and nothing was seen of it since
+	LifeNone   = "not_shown"          // no sign of life in the AliveWindows before the stall
 )
 
 // ExcludeOptions change the list by hand.
@@ -65,30 +74,43 @@ type Exclusion struct {
 	Windows    []uint64   `json:"windows"`    // looked at, ascending
 	Excluded   []string   `json:"excluded"`   // the list, ascending by bytes, for restart.excluded of the manifest
 	Identities []Identity `json:"identities"` // every member of the committee, by id
-	Alive      []string   `json:"alive"`      // of those not on the list, the ones shown alive
-	Before     Arithmetic `json:"before"`     // of the stalled committee
-	After      Arithmetic `json:"after"`      // of what is left of it
+	// Alive and SignedUntil are those not on the list that are shown alive, and that signed until the stall and were not seen since.
+	Alive       []string `json:"alive"`
+	SignedUntil []string `json:"signed_until_stall"`
+	// Unanswered are hosts ("operator/host") whose node did not answer and is not known by its identity.
+	Unanswered []string   `json:"unanswered"`
+	Before     Arithmetic `json:"before"` // of the stalled committee
+	After      Arithmetic `json:"after"`  // of what is left of it
 	Warnings   []string   `json:"warnings"`
 	Refused    []string   `json:"refused"` // why this list must not be published; empty: it may
 }
 
-// Arithmetic is what a committee needs to seal.
+// Arithmetic is what a committee needs to seal. Who signed until the stall counts as long as nothing speaks against it; but a host
+// whose node does not answer runs one of them, unless an identity that is not shown alive, or one on the list, explains it.
 type Arithmetic struct {
-	Committee int `json:"committee"`
-	Quorum    int `json:"quorum"`
-	Alive     int `json:"alive"` // of its members shown alive
-	Spare     int `json:"spare"` // how many of these may fail; negative: so many are missing
+	Committee   int `json:"committee"`
+	Quorum      int `json:"quorum"`
+	Alive       int `json:"alive"`              // of its members shown alive since the stall
+	SignedUntil int `json:"signed_until_stall"` // of its members that signed until the stall, and nothing was seen of since
+	Away        int `json:"away"`               // of SignedUntil, at least so many are nodes that did not answer
+	Spare       int `json:"spare"`              // how many of Alive + SignedUntil - Away may fail; negative: so many are missing
 }
 
-func arithmetic(committee, alive int) Arithmetic {
-	q := node.QuorumSize(committee)
-	return Arithmetic{Committee: committee, Quorum: q, Alive: alive, Spare: alive - q}
+// Voting is how many are taken to vote.
+func (a Arithmetic) Voting() int { return a.Alive + a.SignedUntil - a.Away }
+
+// arithmetic is that of a committee. missing are the hosts whose node did not answer and that no other member explains.
+func arithmetic(committee, alive, signed, missing int) Arithmetic {
+	a := Arithmetic{Committee: committee, Quorum: node.QuorumSize(committee), Alive: alive, SignedUntil: signed, Away: min(max(missing, 0), signed)}
+	a.Spare = a.Voting() - a.Quorum
+	return a
 }
 
 // Identity is the evidence on one member.
 type Identity struct {
 	ID      string `json:"id"`
 	Verdict string `json:"verdict"`
+	Life    string `json:"life"` // alive, signed_until_stall or not_shown
 	Why     string `json:"why"`
 	// SilentWindows are the windows after its last sign of life in which it was in the committee and, by certificates of
 	// enough operators, in no union of signers.
@@ -96,6 +118,7 @@ type Identity struct {
 	SilentBy      []string    `json:"silent_by"`      // the operators who showed those
 	LastSigned    *uint64     `json:"last_signed"`    // newest window with it among the signers of any node's certificate
 	LastTakingIn  *uint64     `json:"last_taking_in"` // newest window its own log says that it takes part in
+	AnsweredBy    []string    `json:"answered_by"`    // hosts whose node named itself so after the newest seal
 	Excerpts      []Excerpt   `json:"excerpts"`
 	With          *Arithmetic `json:"with"`    // of the committee as the list stands, where it is listed
 	Without       *Arithmetic `json:"without"` // if this entry were not on it, or once it is un-barred and dead: it counts, and does not vote
@@ -116,15 +139,15 @@ type Excerpt struct {
 // certificate, also a faulty one, or a line of its own log that it takes part. Whoever fell silent with the stall itself
 // signed until the end and is not proposed; Add is for that.
 //
-// The list is refused if those shown alive are fewer than the quorum of what is left of the committee, if there is no K or no
-// committee that all operators show, or if it names somebody outside it.
+// The list is refused if those taken to vote (Arithmetic) are fewer than the quorum of what is left of the committee, if there is
+// no K or no committee that all operators show, or if it names somebody outside it.
 //
 // A barred identity that returns is filtered from eligibility on every path as long as the manifest is in force, so its return
 // changes nothing. Un-barring makes the committee grow again, and the quorum with it: Returns and Without say to what.
 func Exclude(m Merged, p Proposal, o ExcludeOptions) Exclusion {
 	x := exclusion{ledger: newLedger(m, nil), out: Exclusion{
 		Schema: ExcludeSchema, K: p.K, Committee: []string{}, Operators: []string{}, Windows: []uint64{}, Excluded: []string{},
-		Identities: []Identity{}, Alive: []string{}, Warnings: []string{}, Refused: []string{},
+		Identities: []Identity{}, Alive: []string{}, SignedUntil: []string{}, Unanswered: []string{}, Warnings: []string{}, Refused: []string{},
 	}}
 	for _, party := range x.parties {
 		x.out.Operators = append(x.out.Operators, party.name)
@@ -146,11 +169,13 @@ func Exclude(m Merged, p Proposal, o ExcludeOptions) Exclusion {
 type exclusion struct {
 	*ledger
 	out     Exclusion
-	life    map[string]uint64 // newest window with a sign of life
-	members map[string]int    // place in out.Identity
+	life    map[string]uint64 // newest window with a sign of life, also a doubtful one: it keeps from being proposed
+	later   map[string]bool   // signed above the stall, by a certificate that counts
+	members map[string]int    // place in out.Identities
 	// shown is, by window, who showed a self-consistent certificate of it; signers is the union over all certificates.
-	shown   map[uint64][]*witness
-	signers map[uint64]map[string]bool
+	shown    map[uint64][]*witness
+	signers  map[uint64]map[string]bool
+	listedBy map[string]map[string]bool // operators by the identity of a node
 }
 
 func (x *exclusion) refuse(format string, args ...any) {
@@ -230,38 +255,66 @@ func (x *exclusion) committeeAt(index uint64) (committee []string, conflict stri
 
 // read collects certificates and logs of the windows that count.
 func (x *exclusion) read() {
-	x.life, x.members = map[string]uint64{}, map[string]int{}
+	x.life, x.later, x.members = map[string]uint64{}, map[string]bool{}, map[string]int{}
 	x.shown, x.signers = map[uint64][]*witness{}, map[uint64]map[string]bool{}
 	for i, id := range x.out.Committee {
 		x.members[id] = i
-		x.out.Identities = append(x.out.Identities, Identity{ID: id, SilentBy: []string{}, Excerpts: []Excerpt{}})
+		x.out.Identities = append(x.out.Identities, Identity{ID: id, SilentBy: []string{}, AnsweredBy: []string{}, Excerpts: []Excerpt{}})
 	}
 	for _, index := range x.indices {
-		if index > *x.out.Stalled || !x.counts(index) {
+		if !x.counts(index) {
 			continue
 		}
-		x.out.Windows = append(x.out.Windows, index)
-		x.signers[index] = map[string]bool{}
+		if index <= *x.out.Stalled { // above it a signature is a sign of life, and to be missing there is nothing
+			x.out.Windows = append(x.out.Windows, index)
+			x.signers[index] = map[string]bool{}
+		}
 		for _, w := range x.claims[index] {
 			if proof := w.entries[index].Proof; proof != nil {
 				x.certificate(w, index, proof)
 			}
 		}
 	}
+	sealed := x.sealedAt()
 	for _, w := range x.hosts {
 		x.log(w)
+		x.answered(w, sealed)
+	}
+}
+
+// sealedAt is when the macroblock of the stall was sealed, by the latest of those who show it; zero where nobody says it.
+func (x *exclusion) sealedAt() (at time.Time) {
+	for _, w := range x.claims[*x.out.Stalled] {
+		if stamp := w.entries[*x.out.Stalled].Timestamp; stamp != nil && unixTime(*stamp).After(at) {
+			at = unixTime(*stamp)
+		}
+	}
+	return at
+}
+
+// answered notes whose node a host runs, if that node answered after the newest seal, or that it did not answer at all.
+func (x *exclusion) answered(w *witness, sealed time.Time) {
+	switch i, member := x.members[w.finding.NodeID]; {
+	case w.finding.NodeID == "" && w.finding.Height == nil:
+		x.out.Unanswered = append(x.out.Unanswered, w.name())
+	case member && !sealed.IsZero() && w.read.After(sealed):
+		x.out.Identities[i].AnsweredBy = append(x.out.Identities[i].AnsweredBy, w.name())
 	}
 }
 
 func (x *exclusion) certificate(w *witness, index uint64, proof *Certificate) {
+	good := faultOf(proof) == ""
 	for _, id := range proof.Signers {
-		x.signers[index][id] = true
+		if signers := x.signers[index]; signers != nil {
+			signers[id] = true
+		}
 		if i, member := x.members[id]; member {
 			x.out.Identities[i].LastSigned = newest(x.out.Identities[i].LastSigned, index)
 			x.life[id] = max(x.life[id], index)
+			x.later[id] = x.later[id] || good && index > *x.out.Stalled
 		}
 	}
-	if faultOf(proof) == "" {
+	if good {
 		x.shown[index] = append(x.shown[index], w)
 	}
 }
@@ -348,26 +401,43 @@ func (x *exclusion) judge() map[string]bool {
 	return proposed
 }
 
-// silentIn are the operators who show that an identity was in the committee of a window and in no union of signers. Two
-// operators who list the same machine are one.
+// silentIn are the operators who show that an identity was in the committee of a window and in no union of signers, if enough of
+// them are independent.
 func (x *exclusion) silentIn(id string, index uint64) []string {
 	if x.signers[index][id] {
 		return nil
 	}
-	var seen []*witness
 	var operators []string
+	independent := map[string]bool{}
 	for _, w := range x.shown[index] {
 		if _, member := slices.BinarySearch(committeeOf(w, index), id); member {
-			seen = append(seen, w)
 			if !slices.Contains(operators, w.operator) {
 				operators = append(operators, w.operator)
 			}
+			if x.owns(w) {
+				independent[w.operator] = true
+			}
 		}
 	}
-	if nodes(seen) < MinSilentOperators {
+	if len(independent) < MinSilentOperators {
 		return nil
 	}
 	return operators
+}
+
+// owns says whether the node behind a host is known and no other operator lists it too. Two operators who list the same machine
+// have one pair of eyes, whoever else's machines they list beside it.
+func (x *exclusion) owns(w *witness) bool {
+	if x.listedBy == nil {
+		x.listedBy = map[string]map[string]bool{}
+		for _, o := range x.hosts {
+			if x.listedBy[o.finding.NodeID] == nil {
+				x.listedBy[o.finding.NodeID] = map[string]bool{}
+			}
+			x.listedBy[o.finding.NodeID][o.operator] = true
+		}
+	}
+	return w.finding.NodeID != "" && len(x.listedBy[w.finding.NodeID]) == 1
 }
 
 func (x *exclusion) why(id Identity) string {

@@ -120,8 +120,8 @@ func (x *exclusion) list(o ExcludeOptions, proposed map[string]bool) {
 		switch {
 		case on[id.ID] && why[id.ID] != "":
 			id.Verdict, id.Why = ExcludeGiven, why[id.ID]+"; "+id.Why
-			if x.alive(id.ID) {
-				x.warn("%s is listed and shown alive: %s", id.ID, id.Why)
+			if id.Life = x.lifeOf(*id); id.Life != LifeNone {
+				x.warn("%s is listed and %s: %s", id.ID, lifeText(id.Life), id.Why)
 			}
 		case !on[id.ID] && proposed[id.ID]:
 			id.Verdict = ExcludeDropped
@@ -132,38 +132,80 @@ func (x *exclusion) list(o ExcludeOptions, proposed map[string]bool) {
 	}
 }
 
-// alive says whether the evidence shows an identity alive shortly before the stall or after it.
-func (x *exclusion) alive(id string) bool {
-	return x.life[id] > 0 && x.life[id]+AliveWindows > *x.out.Stalled
+// lifeOf says what is known of an identity since the stall.
+func (x *exclusion) lifeOf(id Identity) string {
+	last, stalled := x.life[id.ID], *x.out.Stalled
+	switch {
+	case last == 0 || last+AliveWindows <= stalled:
+		return LifeNone
+	case x.later[id.ID], id.LastTakingIn != nil && *id.LastTakingIn > stalled, len(id.AnsweredBy) > 0:
+		return LifeAlive
+	}
+	return LifeSigned
+}
+
+func lifeText(life string) string {
+	return map[string]string{LifeAlive: "shown alive", LifeSigned: "signed until the stall", LifeNone: "not shown alive"}[life]
 }
 
 // count does the arithmetic of the quorum (DESIGN.md 3.6).
 func (x *exclusion) count() {
-	all := 0
-	for _, id := range x.out.Committee {
-		if !x.alive(id) {
-			continue
-		}
-		all++
-		if !slices.Contains(x.out.Excluded, id) {
-			x.out.Alive = append(x.out.Alive, id)
+	n, alive, signed := 0, 0, 0 // of all members
+	missing := len(x.out.Unanswered)
+	for i := range x.out.Identities {
+		id := &x.out.Identities[i]
+		id.Life = x.lifeOf(*id)
+		listed := slices.Contains(x.out.Excluded, id.ID)
+		n++
+		switch {
+		case id.Life == LifeAlive:
+			alive++
+			if !listed {
+				x.out.Alive = append(x.out.Alive, id.ID)
+			}
+		case id.Life == LifeSigned:
+			signed++
+			if !listed {
+				x.out.SignedUntil = append(x.out.SignedUntil, id.ID)
+			}
+		default:
+			missing--
 		}
 	}
-	n, alive := len(x.out.Committee)-len(x.out.Excluded), len(x.out.Alive)
-	x.out.Before = arithmetic(len(x.out.Committee), all)
-	x.out.After = arithmetic(n, alive)
+	x.out.Before = arithmetic(n, alive, signed, missing)
+	left := len(x.out.SignedUntil)
+	n, alive, missing = n-len(x.out.Excluded), len(x.out.Alive), missing-(signed-left)
+	x.out.After = arithmetic(n, alive, left, missing)
 	for i := range x.out.Identities {
 		if id := &x.out.Identities[i]; slices.Contains(x.out.Excluded, id.ID) {
-			with, without, returns := x.out.After, arithmetic(n+1, alive), arithmetic(n+1, alive+1)
+			with, without, returns := x.out.After, arithmetic(n+1, alive, left, missing), arithmetic(n+1, alive+1, left, missing)
 			id.With, id.Without, id.Returns = &with, &without, &returns
 		}
 	}
+	x.verdict()
+}
+
+// verdict refuses a list that leaves too few, and warns where it is close or rests on those not seen since the stall.
+func (x *exclusion) verdict() {
+	a := x.out.After
+	away := ""
+	if a.Away > 0 {
+		away = fmt.Sprintf(", %d of which must be behind hosts that did not answer (%s)", a.Away, strings.Join(x.out.Unanswered, ", "))
+	}
+	who := fmt.Sprintf("%d identities are shown alive", a.Alive)
+	if a.SignedUntil > 0 {
+		who += fmt.Sprintf(" and %d signed until the stall%s", a.SignedUntil, away)
+	}
 	switch {
-	case n == 0:
+	case a.Committee == 0:
 		x.refuse("the list leaves nobody in the committee")
-	case x.out.After.Spare < 0:
-		x.refuse("%d identities are shown alive, fewer than the %d that the remaining committee of %d needs to seal", alive, x.out.After.Quorum, n)
-	case x.out.After.Spare == 0:
-		x.warn("no fault is tolerated afterwards: %d identities are shown alive and %d of %d must sign", alive, x.out.After.Quorum, n)
+	case a.Spare < 0:
+		x.refuse("%s, fewer than the %d that the remaining committee of %d needs to seal", who, a.Quorum, a.Committee)
+	case a.Spare == 0:
+		x.warn("no fault is tolerated afterwards: %s and %d of %d must sign", who, a.Quorum, a.Committee)
+	}
+	if a.Spare >= 0 && a.Alive < a.Quorum && a.Committee > 0 {
+		x.warn("the quorum of %d rests on identities of which nothing was seen since the stall: %s; ask their operators before you publish",
+			a.Quorum, strings.Join(x.out.SignedUntil, ", "))
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/qnetops/qnetops/restart"
 )
@@ -19,6 +20,7 @@ func stall(silentFrom map[int]uint64) restart.Merged {
 	m := merged(operator("alice", honest("001", 1, 40), honest("002", 1, 40)), operator("bob", honest("003", 1, 40)))
 	member := 0
 	for i := range m.Operators {
+		m.Operators[i].Evidence.TakenAt = time.Unix(40*90+1, 0) // after the newest seal
 		for j := range m.Operators[i].Evidence.Hosts {
 			h := hostOf(m, i, j)
 			h.Committee, h.NodeID = ids(6), ids(6)[member]
@@ -74,7 +76,7 @@ func wantList(t *testing.T, x restart.Exclusion, members ...int) {
 
 func TestExcludeProposes(t *testing.T) {
 	x := exclude(t, stall(nil), restart.ExcludeOptions{})
-	if wantList(t, x); len(x.Refused) > 0 || len(x.Alive) != 6 || *x.Stalled != 40 || len(x.Windows) != 40 {
+	if wantList(t, x); len(x.Refused) > 0 || !slices.Equal(x.Alive, ids(6)[:3]) || !slices.Equal(x.SignedUntil, ids(6)[3:]) || *x.Stalled != 40 || len(x.Windows) != 40 {
 		t.Errorf("a fleet where everybody is missing from some certificate: %+v", x)
 	}
 	x = exclude(t, stall(map[int]uint64{6: 21}), restart.ExcludeOptions{})
@@ -83,22 +85,22 @@ func TestExcludeProposes(t *testing.T) {
 	if id.Verdict != restart.ExcludeProposed || id.SilentWindows != 20 || *id.LastSigned != 20 || !slices.Equal(id.SilentBy, []string{"alice", "bob"}) {
 		t.Errorf("%+v", id)
 	}
-	// 6 members need 5, and 5 are alive; without the sixth 5 need 4.
-	if x.Before != (restart.Arithmetic{Committee: 6, Quorum: 5, Alive: 5, Spare: 0}) || x.After != (restart.Arithmetic{Committee: 5, Quorum: 4, Alive: 5, Spare: 1}) {
+	// 6 members need 5, and 5 signed until the end, of whom three answer; without the sixth 5 need 4.
+	if x.Before != (restart.Arithmetic{Committee: 6, Quorum: 5, Alive: 3, SignedUntil: 2}) || x.After != (restart.Arithmetic{Committee: 5, Quorum: 4, Alive: 3, SignedUntil: 2, Spare: 1}) {
 		t.Errorf("before %+v, after %+v", x.Before, x.After)
 	}
-	if *id.With != x.After || *id.Without != x.Before || *id.Returns != (restart.Arithmetic{Committee: 6, Quorum: 5, Alive: 6, Spare: 1}) {
+	if *id.With != x.After || *id.Without != x.Before || *id.Returns != (restart.Arithmetic{Committee: 6, Quorum: 5, Alive: 4, SignedUntil: 2, Spare: 1}) {
 		t.Errorf("with %+v, without %+v, returns %+v", id.With, id.Without, id.Returns)
 	}
-	if len(x.Warnings)+len(x.Refused) > 0 {
+	if len(x.Refused) > 0 || len(x.Warnings) != 1 || !strings.Contains(x.Warnings[0], "nothing was seen since the stall: genesis_node_004, genesis_node_005") {
 		t.Errorf("%v %v", x.Warnings, x.Refused)
 	}
 	x = exclude(t, stall(map[int]uint64{6: 32}), restart.ExcludeOptions{}) // silent in 9 windows
-	if wantList(t, x); !strings.Contains(identity(t, x, 6).Why, "silent in 9 windows since by 2 operators, fewer than 10") || x.Before.Alive != 6 {
+	if wantList(t, x); !strings.Contains(identity(t, x, 6).Why, "silent in 9 windows since by 2 operators, fewer than 10") || x.Before.Voting() != 6 {
 		t.Errorf("%+v", identity(t, x, 6))
 	}
 	x = exclude(t, stall(map[int]uint64{6: 31}), restart.ExcludeOptions{}) // in 10, and so not shown alive either
-	if wantList(t, x, 6); x.Before.Alive != 5 {
+	if wantList(t, x, 6); x.Before.Voting() != 5 {
 		t.Errorf("%+v", x.Before)
 	}
 }
@@ -182,8 +184,10 @@ func TestExcludeByHand(t *testing.T) {
 		warnings string
 	}{
 		{name: "added", silent: map[int]uint64{6: 1}, options: restart.ExcludeOptions{Add: []restart.Added{{ID: six[4], Reason: "seen to forge"}}}, list: []int{5, 6},
-			warnings: six[4] + " is listed and shown alive"},
-		{name: "dropped", silent: map[int]uint64{6: 1}, options: restart.ExcludeOptions{Drop: []string{six[5]}}, warnings: "no fault is tolerated afterwards: 5 identities are shown alive and 5 of 6 must sign"},
+			warnings: six[4] + " is listed and signed until the stall"},
+		{name: "added, and it answers", options: restart.ExcludeOptions{Add: []restart.Added{{ID: six[0], Reason: "seen to forge"}}}, list: []int{1},
+			warnings: six[0] + " is listed and shown alive"},
+		{name: "dropped", silent: map[int]uint64{6: 1}, options: restart.ExcludeOptions{Drop: []string{six[5]}}, warnings: "no fault is tolerated afterwards: 3 identities are shown alive and 2 signed until the stall and 5 of 6 must sign"},
 		{name: "dropped and not listed", silent: map[int]uint64{6: 1}, options: restart.ExcludeOptions{Drop: []string{six[0]}}, list: []int{6}, warnings: "not on the list anyway"},
 		{name: "a list", silent: map[int]uint64{6: 1}, options: restart.ExcludeOptions{List: []string{six[5]}, ListName: "bar.txt"}, list: []int{6}},
 		{name: "an empty list", silent: map[int]uint64{6: 1}, options: restart.ExcludeOptions{List: []string{}, ListName: "bar.txt"}},
@@ -228,12 +232,111 @@ func TestExcludeRefusesTooFew(t *testing.T) {
 		}
 	}
 	x := restart.Exclude(m, restart.Proposal{K: ptr(uint64(20))}, restart.ExcludeOptions{List: ids(7)[6:], ListName: "bar.txt"})
-	if len(x.Refused) != 1 || !strings.Contains(x.Refused[0], "4 identities are shown alive, fewer than the 5 that the remaining committee of 6 needs") || x.After.Spare != -1 {
+	if len(x.Refused) != 1 || !strings.Contains(x.Refused[0], "3 identities are shown alive and 1 signed until the stall, fewer than the 5 that the remaining committee of 6 needs") || x.After.Spare != -1 {
 		t.Errorf("%v %+v", x.Refused, x.After)
 	}
 	x = restart.Exclude(m, restart.Proposal{K: ptr(uint64(20))}, restart.ExcludeOptions{List: ids(7)[4:], ListName: "bar.txt"})
-	if len(x.Refused) != 0 || x.After != (restart.Arithmetic{Committee: 4, Quorum: 3, Alive: 4, Spare: 1}) {
+	if len(x.Refused) != 0 || x.After != (restart.Arithmetic{Committee: 4, Quorum: 3, Alive: 3, SignedUntil: 1, Spare: 1}) {
 		t.Errorf("%v %+v", x.Refused, x.After)
+	}
+}
+
+// What counts as a sign of life after the stall, and how hosts that do not answer weigh. The rule by hand: of six members who all
+// signed to the end, five must sign.
+func TestExcludeAliveSinceTheStall(t *testing.T) {
+	line := func(h *restart.HostFinding, id, text string) {
+		h.NodeID, h.Lines = id, []restart.Line{{Kind: "k", Text: text, SHA256: "aa"}}
+	}
+	away := func(m *restart.Merged, hosts ...string) {
+		for _, id := range hosts {
+			m.Operators[1].Evidence.Hosts = append(m.Operators[1].Evidence.Hosts, restart.HostFinding{ID: id, Reason: "no answer in time"})
+		}
+	}
+	for _, c := range []struct {
+		name    string
+		silent  map[int]uint64
+		change  func(m *restart.Merged)
+		options restart.ExcludeOptions
+		life    string // of the first member
+		after   restart.Arithmetic
+		refused string
+	}{
+		{name: "its node answered", life: restart.LifeAlive, after: restart.Arithmetic{Committee: 6, Quorum: 5, Alive: 3, SignedUntil: 3, Spare: 1}},
+		{name: "its node answered before the newest seal", change: func(m *restart.Merged) { m.Operators[0].Evidence.TakenAt = time.Unix(40*90, 0) }, life: restart.LifeSigned,
+			after: restart.Arithmetic{Committee: 6, Quorum: 5, Alive: 1, SignedUntil: 5, Spare: 1}},
+		{name: "read before the newest seal, and a supplement of another host", change: func(m *restart.Merged) {
+			m.Operators[0].ReadAt = map[string]time.Time{"001": time.Unix(40*90, 0)}
+		}, life: restart.LifeSigned, after: restart.Arithmetic{Committee: 6, Quorum: 5, Alive: 2, SignedUntil: 4, Spare: 1}},
+		{name: "nobody says when the newest seal was", change: func(m *restart.Merged) {
+			for i := range m.Operators {
+				for j := range m.Operators[i].Evidence.Hosts {
+					at(hostOf(*m, i, j), 40).Timestamp = nil
+				}
+			}
+		}, life: restart.LifeSigned, after: restart.Arithmetic{Committee: 6, Quorum: 5, SignedUntil: 6, Spare: 1}},
+		{name: "only its log speaks after the stall", change: func(m *restart.Merged) {
+			m.Operators[0].Evidence.TakenAt = time.Unix(40*90, 0)
+			line(hostOf(*m, 0, 0), ids(6)[0], "[INFO][CONS] validator=true mb=41 participating active_lock=acquired")
+		}, life: restart.LifeAlive, after: restart.Arithmetic{Committee: 6, Quorum: 5, Alive: 2, SignedUntil: 4, Spare: 1}},
+		{name: "its log of the window of the stall says nothing of later", change: func(m *restart.Merged) {
+			m.Operators[0].Evidence.TakenAt = time.Unix(40*90, 0)
+			line(hostOf(*m, 0, 0), ids(6)[0], "[INFO][CONS] validator=true mb=40 participating active_lock=acquired")
+		}, life: restart.LifeSigned, after: restart.Arithmetic{Committee: 6, Quorum: 5, Alive: 1, SignedUntil: 5, Spare: 1}},
+		{name: "long silent, and its node answers", silent: map[int]uint64{1: 5}, life: restart.LifeNone,
+			after: restart.Arithmetic{Committee: 5, Quorum: 4, Alive: 2, SignedUntil: 3, Spare: 1}},
+		{name: "one host does not answer", change: func(m *restart.Merged) { away(m, "004") }, life: restart.LifeAlive,
+			after: restart.Arithmetic{Committee: 6, Quorum: 5, Alive: 3, SignedUntil: 3, Away: 1}},
+		{name: "two do not answer", change: func(m *restart.Merged) { away(m, "004", "005") }, life: restart.LifeAlive,
+			after: restart.Arithmetic{Committee: 6, Quorum: 5, Alive: 3, SignedUntil: 3, Away: 2, Spare: -1}, refused: "2 of which must be behind hosts that did not answer (bob/004, bob/005), fewer than the 5"},
+		{name: "two do not answer, and they are barred", change: func(m *restart.Merged) { away(m, "004", "005") }, life: restart.LifeAlive,
+			options: restart.ExcludeOptions{List: ids(6)[4:], ListName: "bar.txt"}, after: restart.Arithmetic{Committee: 4, Quorum: 3, Alive: 3, SignedUntil: 1, Spare: 1}},
+		{name: "the silent one is what does not answer", silent: map[int]uint64{6: 5}, change: func(m *restart.Merged) { away(m, "004") }, life: restart.LifeAlive,
+			after: restart.Arithmetic{Committee: 5, Quorum: 4, Alive: 3, SignedUntil: 2, Spare: 1}},
+		{name: "more hosts do not answer than members are left", change: func(m *restart.Merged) { away(m, "004", "005", "006", "007", "008") }, life: restart.LifeAlive,
+			after: restart.Arithmetic{Committee: 6, Quorum: 5, Alive: 3, SignedUntil: 3, Away: 3, Spare: -2}, refused: "fewer than the 5"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := stall(c.silent)
+			if c.change != nil {
+				c.change(&m)
+			}
+			x := restart.Exclude(m, restart.Proposal{K: ptr(uint64(40))}, c.options)
+			if id := identity(t, x, 1); id.Life != c.life || x.After != c.after {
+				t.Errorf("%s, after %+v, want %s, %+v; %+v", id.Life, x.After, c.life, c.after, x.Warnings)
+			}
+			if got := strings.Join(x.Refused, "\n"); (c.refused == "") != (got == "") || !strings.Contains(got, c.refused) {
+				t.Errorf("refused %q, want %q", got, c.refused)
+			}
+		})
+	}
+}
+
+// A signature above the window that all operators show is a sign of life, and one in a certificate that does not hold is enough not
+// to be proposed, and not enough to count.
+func TestExcludeSignsAboveTheStall(t *testing.T) {
+	for _, fault := range []string{"", "signers"} {
+		m := stall(map[int]uint64{6: 1})
+		hostOf(m, 1, 0).Macroblocks, hostOf(m, 1, 0).Sealed = hostOf(m, 1, 0).Macroblocks[:38], ptr(uint64(38)) // bob is two windows behind
+		c := at(hostOf(m, 0, 0), 40).Proof
+		c.Signers, c.Fault = append(slices.Clone(c.Signers[1:]), ids(6)[5]), fault
+		x := exclude(t, m, restart.ExcludeOptions{})
+		wantList(t, x)
+		want := map[string]string{"": restart.LifeAlive, "signers": restart.LifeSigned}[fault]
+		if id := identity(t, x, 6); *x.Stalled != 38 || id.Life != want || *id.LastSigned != 40 {
+			t.Errorf("fault %q: %+v", fault, id)
+		}
+	}
+}
+
+// Two operators who list one machine are not independent of each other by the other machines that one of them has beside it.
+func TestExcludeOneMachineOfTwoOperators(t *testing.T) {
+	m := stall(map[int]uint64{6: 1})
+	wantList(t, exclude(t, m, restart.ExcludeOptions{}), 6)
+	hostOf(m, 1, 0).NodeID = hostOf(m, 0, 0).NodeID // bob's only host is alice's 001, and alice has 002 too
+	x := exclude(t, m, restart.ExcludeOptions{})
+	wantList(t, x)
+	if id := identity(t, x, 6); id.SilentWindows != 0 {
+		t.Errorf("%+v", id)
 	}
 }
 

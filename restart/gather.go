@@ -181,7 +181,7 @@ func newGathering(hosts []Host, opts Options, ranges []IndexRange) *gathering {
 			pace: newPace(g.block), blocks: map[uint64]*Macroblock{}, members: map[uint64][]string{}, faults: map[string]string{}}
 		n.found = HostFinding{ID: h.ID, Macroblocks: []Macroblock{}, Lines: []Line{}}
 		if h.Node == nil {
-			n.note("host", cmp.Or(h.Err, errNotConnected))
+			n.note("host", cmp.Or[error](h.Err, errNotConnected))
 		}
 		g.hosts = append(g.hosts, n)
 	}

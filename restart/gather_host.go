@@ -51,7 +51,7 @@ func (h *gathered) note(what string, err error) {
 	h.g.say(h.host.ID, what+": "+err.Error())
 }
 
-var errSilent = errors.New("not asked: the node left several requests in a row without an answer")
+const errSilent = foundError("not asked: the node left several requests in a row without an answer")
 
 // ask puts one question to the node, at its pace. A node that limits the rate is asked again after the time it names, as
 // long as the host's patience lasts.
@@ -232,15 +232,18 @@ func (h *gathered) certificate(p node.Proof, mb node.Macroblock) *Certificate {
 	return c
 }
 
-// usable refuses proofs of a size that cannot be: they would fill the evidence.
+// usable refuses proofs that cannot be: they would fill the evidence, or make it one that nobody may read.
 func usable(p node.Proof) error {
 	if len(p.Committee) > node.MaxCommittee || len(p.Signers) > node.MaxCommittee {
 		return fmt.Errorf("a committee of %d and %d signers, more than %d", len(p.Committee), len(p.Signers), node.MaxCommittee)
 	}
 	for _, id := range slices.Concat(p.Committee, p.Signers, p.Banned) {
-		if id == "" || len(id) > maxName {
-			return errors.New("an identity without a name, or with one that is too long")
+		if id == "" || len(id) > maxName || !isPlain(id) {
+			return foundError("an identity without a name, or with one that cannot be shown")
 		}
+	}
+	if committee := slices.Sorted(slices.Values(p.Committee)); len(slices.Compact(committee)) < len(p.Committee) {
+		return foundError("a committee with an identity twice")
 	}
 	return nil
 }
@@ -270,7 +273,7 @@ func (h *gathered) details(ctx context.Context) {
 	})
 	wg.Go(func() {
 		v, err := ask(ctx, h, n.NodeInfo)
-		if err == nil && len(v.NodeID) > maxName {
+		if err == nil && (len(v.NodeID) > maxName || !isPlain(v.NodeID)) {
 			err = errors.New("an id that cannot be")
 		}
 		h.set("node id", err, func(f *HostFinding) { f.NodeID = v.NodeID })
@@ -355,9 +358,9 @@ func (h *gathered) archive(ctx context.Context) {
 }
 
 // errNoLog and errNotConnected are what was not given to Gather.
-var (
-	errNoLog        = errors.New("no log to read")
-	errNotConnected = errors.New("not connected")
+const (
+	errNoLog        = foundError("no log to read")
+	errNotConnected = foundError("not connected")
 )
 
 func (h *gathered) log(ctx context.Context) {

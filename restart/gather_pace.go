@@ -68,6 +68,11 @@ func (p *pace) limited(ctx context.Context, after time.Duration) bool {
 	return true
 }
 
+// foundError is what this program itself finds wrong, in words that may be published.
+type foundError string
+
+func (e foundError) Error() string { return string(e) }
+
 // publicReason says why something is unknown without words of a node, an engine or a server, which may hold anything, and
 // without the addresses, users and key files of the operator: evidence is published.
 func publicReason(err error) string {
@@ -75,12 +80,15 @@ func publicReason(err error) string {
 		limited *node.RateLimitedError
 		missing *node.NotFoundError
 		proof   *node.ProofError
+		fault   *node.ProofFault
+		busy    *node.BusyError
 		rpc     *node.RPCError
 		answer  *node.AnswerError
+		found   foundError
 	)
 	switch {
-	case errors.Is(err, errSilent), errors.Is(err, errNoLog), errors.Is(err, errNotConnected):
-		return err.Error()
+	case errors.As(err, &found):
+		return found.Error()
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return "no answer in time"
 	case errors.As(err, &limited):
@@ -89,6 +97,10 @@ func publicReason(err error) string {
 		return missing.Error()
 	case errors.As(err, &proof):
 		return proof.Code
+	case errors.As(err, &fault):
+		return "the certificate does not hold: " + fault.Code
+	case errors.As(err, &busy):
+		return "the node serves no further snapshot now"
 	case errors.As(err, &rpc):
 		return "the method answers an error"
 	case errors.As(err, &answer):

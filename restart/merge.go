@@ -218,9 +218,14 @@ func (m *merging) operator(files []readFile) (OperatorEvidence, bool) {
 		}
 		last = n
 		if len(out.Files) == 0 {
-			out.Evidence = r.ev
+			out.Evidence, out.ReadAt = r.ev, map[string]time.Time{}
 		} else {
 			m.supplement(&out.Evidence, r)
+		}
+		for _, h := range r.ev.Hosts {
+			if h.Reachable || out.ReadAt[h.ID].IsZero() {
+				out.ReadAt[h.ID] = r.ev.TakenAt
+			}
 		}
 		out.Files = append(out.Files, r.ref)
 	}

@@ -1,6 +1,10 @@
 package restart
 
-import "github.com/qnetops/qnetops/node"
+import (
+	"time"
+
+	"github.com/qnetops/qnetops/node"
+)
 
 // Merged is what all operators' files say together, after everything that is not to be believed was left out.
 type Merged struct {
@@ -14,6 +18,17 @@ type Merged struct {
 type OperatorEvidence struct {
 	Evidence Evidence  `json:"evidence"`
 	Files    []FileRef `json:"files"` // the files it came from, by Number
+	// ReadAt is when each host was read last, by its id: a supplement need not read all of them, and what an earlier file says
+	// of the others is no newer for it.
+	ReadAt map[string]time.Time `json:"read_at"`
+}
+
+// readAt is when a host was read last.
+func (e OperatorEvidence) readAt(host string) time.Time {
+	if at, ok := e.ReadAt[host]; ok {
+		return at
+	}
+	return e.Evidence.TakenAt
 }
 
 // FileRef names a file of evidence by its content.
@@ -28,7 +43,7 @@ type FileRef struct {
 // LeftOut is a file, or a part of one, that does not count, and why.
 type LeftOut struct {
 	Name   string `json:"name"`
-	Code   string `json:"code"` // bad_signature, unknown_signer, unreadable, changed, conflict, other_chain, future
+	Code   string `json:"code"` // bad_signature, unknown_signer, changed, unreadable, conflict, other_chain, future, gap, superseded
 	Reason string `json:"reason"`
 }
 

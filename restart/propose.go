@@ -28,6 +28,7 @@ const (
 // Codes of Proposal.Stop.
 const (
 	StopNoEvidence    = "no_evidence"   // of an operator who is not waived
+	StopStale         = "stale"         // somebody's evidence was taken before others sealed on
 	StopContradiction = "contradiction" // at or below what would be K
 	StopUndecided     = "undecided"     // see Needed
 	StopNothing       = "nothing"       // no macroblock satisfies the definition
@@ -69,7 +70,8 @@ func (e *OptionError) Hint() string { return e.Do }
 //
 //	(e) if hosts contradict each other at or below that index, in hash, digest or the previous hash of the next one: who
 //	    agrees at K and differs below it lies, since a hash commits to everything below;
-//	(h) if an operator is expected, gave nothing and is not waived.
+//	(h) if an operator is expected, gave nothing and is not waived;
+//	(i) if a present operator's evidence is older than a macroblock that others show and that could be K (see stale).
 //
 // Unknown is not agreement: an index above that K, and below the lowest contradiction, which nothing refuses and which is
 // not known to satisfy (a) to (f) makes the choice undecided. Then there is no K and Needed says who has to add what, down
@@ -424,11 +426,14 @@ func (c *choice) stop(m Merged, waived map[string]bool) (code, text string) {
 	}
 	slices.Sort(mute)
 	fork, forked := c.lowest()
+	stale := c.stale()
 	switch {
 	case len(mute) > 0:
 		return StopNoEvidence, "no evidence from " + strings.Join(slices.Compact(mute), ", ") + ", and no waiver"
 	case len(c.parties) == 0:
 		return StopNoEvidence, "no evidence at all"
+	case stale != "":
+		return StopStale, stale
 	case forked && c.best != nil && fork.Index <= *c.best:
 		return StopContradiction, fmt.Sprintf("the hosts agree on macroblock %d and contradict each other on what it is built on: somebody's word is wrong; first offending window %d, kind %s",
 			*c.best, fork.Index, fork.Kind)

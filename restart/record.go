@@ -37,16 +37,23 @@ type Release struct {
 	Build  string `json:"build_instructions"` // how anyone builds that image from that commit
 }
 
+// oneLine is the text of the build instructions without its line ends and tabs.
+func (r Release) oneLine() string {
+	return strings.NewReplacer("\r\n", "", "\n", "", "\t", "").Replace(r.Build)
+}
+
 // Thresholds say how many are needed for what.
 type Thresholds struct {
 	Window    uint64   `json:"window"`    // the stalled macroblock whose committee this is
 	Committee []string `json:"committee"` // sorted
 	Quorum    int      `json:"quorum"`    // of the whole committee
-	Alive     []string `json:"alive"`     // members shown alive and not barred
-	Remaining int      `json:"remaining"` // members that are not barred
+	Alive     []string `json:"alive"`     // members shown alive since the stall and not barred
+	// SignedUntil are members that signed until the stall, were not seen since, and are not barred.
+	SignedUntil []string `json:"signed_until_stall"`
+	Remaining   int      `json:"remaining"` // members that are not barred
 	// SurvivorsNeeded is the quorum of the remaining members: so many must run the release before anything is sealed.
 	SurvivorsNeeded int `json:"survivors_needed"`
-	Spare           int `json:"spare"` // of those alive, how many may fail
+	Spare           int `json:"spare"` // of those taken to vote, how many may fail
 }
 
 // RecordChoice repeats how K and the exclusion were asked for, so that anyone can ask the same.
@@ -144,6 +151,7 @@ func NewRecord(in RecordInput, signer ssh.Signer, render Renderer) (Record, Fold
 	faults = append(faults, r.judge()...)
 	faults = append(faults, judgeStart(r.StartAt, now)...)
 	faults = append(faults, signerFault(signers, signer, in.Operator, now)...)
+	faults = append(faults, in.judgeTexts()...)
 	folder, named := evidenceFiles(in.Files)
 	faults = append(faults, named...)
 	if len(faults) > 0 {
@@ -232,14 +240,15 @@ func (r *Record) compute(m Merged, t TriggerInput) []RecordFault {
 	r.Trigger = CheckTrigger(m, t)
 	x := Exclude(m, p, ExcludeOptions{Add: r.Choice.Add, Drop: r.Choice.Drop, List: r.Choice.List, ListName: r.Choice.ListName})
 	r.Exclusion = x
-	r.Thresholds = Thresholds{Committee: x.Committee, Quorum: x.Before.Quorum, Alive: x.Alive, Remaining: x.After.Committee, SurvivorsNeeded: x.After.Quorum, Spare: x.After.Spare}
+	r.Thresholds = Thresholds{Committee: x.Committee, Quorum: x.Before.Quorum, Alive: x.Alive, SignedUntil: x.SignedUntil, Remaining: x.After.Committee,
+		SurvivorsNeeded: x.After.Quorum, Spare: x.After.Spare}
 	if x.Stalled != nil {
 		r.Thresholds.Window = *x.Stalled
 	}
 	r.Manifest = manifest.Manifest{Restart: manifest.Restart{ResumeFromMB: r.K, ResumeMBHash: r.Hash, Excluded: x.Excluded},
 		Pin: manifest.Pin{Index: r.K, Hash: r.Hash, DigestAnchor: r.Digest, DigestPred: r.DigestPred}}.Document()
 	r.Assumptions = assumptions(p)
-	return nil
+	return r.judgeArchiveTime(m)
 }
 
 // judge finds what makes a record wrong whenever it is read; the start has a rule of its own.
@@ -259,7 +268,7 @@ func (r Record) judgeManifest() []RecordFault {
 	if r.K == 0 {
 		return nil
 	}
-	known := manifest.Known{Committee: r.Thresholds.Committee, Alive: r.Thresholds.Alive,
+	known := manifest.Known{Committee: r.Thresholds.Committee, Alive: slices.Concat(r.Thresholds.Alive, r.Thresholds.SignedUntil),
 		K: &manifest.Computed{Index: r.K, Hash: r.Hash, DigestAnchor: r.Digest, DigestPred: r.DigestPred}}
 	for _, f := range manifest.Validate(r.Manifest.Manifest, known) {
 		out = append(out, RecordFault{f.Code, f.Key + ": " + f.Text})
@@ -268,6 +277,20 @@ func (r Record) judgeManifest() []RecordFault {
 		out = append(out, RecordFault{"exclusion", why})
 	}
 	return out
+}
+
+// judgeArchiveTime refuses an archive check of another time than the stall: what a host served before the chain stood may be pruned.
+// Where finality is forged the chain runs on, and the check comes first.
+func (r Record) judgeArchiveTime(m Merged) []RecordFault {
+	at := r.Archive.At
+	switch begun, known := stallBegan(m); {
+	case r.Archive.Schema == "":
+	case at.After(r.CreatedAt.Add(clockSlack)):
+		return []RecordFault{{"archive", fmt.Sprintf("the archive check of %s is of %s, which is still to come", r.Archive.Host, at.Format(time.RFC3339))}}
+	case r.Choice.Forged == 0 && known && at.Before(begun.Add(-clockSlack)):
+		return []RecordFault{{"archive", fmt.Sprintf("the archive check of %s is of %s, before the last seal at %s: it is not of this stall", r.Archive.Host, at.Format(time.RFC3339), begun.Format(time.RFC3339))}}
+	}
+	return nil
 }
 
 // judgeArchive demands a host that serves the state.
@@ -305,6 +328,25 @@ func (r Record) judgeRelease() []RecordFault {
 	return out
 }
 
+// judgeTexts finds what the publisher wrote and nobody could read as it stands.
+func (in RecordInput) judgeTexts() []RecordFault {
+	texts := map[string]string{"the fleet's name": in.Fleet, "the operator": in.Operator, "--rollback-useless": in.RollbackUseless, "--waive": in.Waived,
+		"the name of the list": in.Choice.ListName, "the build instructions": in.Release.oneLine()}
+	for _, a := range in.Choice.Absent {
+		texts["--absent "+clipped(a.Operator)] = a.Reason
+	}
+	for _, a := range in.Choice.Add {
+		texts["--add "+clipped(a.ID)] = a.Reason
+	}
+	var out []RecordFault
+	for _, what := range slices.Sorted(maps.Keys(texts)) {
+		if !isPlain(texts[what]) {
+			out = append(out, RecordFault{"text", what + ": holds a control character, or one that hides text or turns it round"})
+		}
+	}
+	return out
+}
+
 func judgeStart(start, now time.Time) []RecordFault {
 	switch {
 	case start.Nanosecond() != 0:
@@ -324,13 +366,20 @@ func signerFault(signers Signers, signer ssh.Signer, operator string, now time.T
 	return nil
 }
 
+// fileForm is what a file of evidence may be called: other names change on their way through archives and file systems.
+var fileForm = regexp.MustCompile(`^[A-Za-z0-9@_][A-Za-z0-9@._+-]{0,199}$`)
+
 // evidenceFiles are the files of all operators under the names they have in the folder.
 func evidenceFiles(files []File) (Folder, []RecordFault) {
 	out, faults := Folder{}, []RecordFault{}
+	taken := map[string]bool{}
 	for _, f := range files {
 		name := path.Join(EvidenceFolder, path.Base(strings.ReplaceAll(f.Name, `\`, "/")))
-		_, twice := out[name]
+		twice := taken[strings.ToLower(name)]
+		taken[strings.ToLower(name)] = true
 		switch {
+		case !fileForm.MatchString(path.Base(name)):
+			faults = append(faults, RecordFault{"evidence", fmt.Sprintf("%q is no name that every machine keeps as it is: rename it and its signature, with letters, digits and @._+-", clipped(path.Base(name)))})
 		case twice:
 			faults = append(faults, RecordFault{"evidence", fmt.Sprintf("two files are called %s: rename one and its signature", path.Base(name))})
 		case strings.HasSuffix(name, SigSuffix):

@@ -291,6 +291,10 @@ func TestVerifyFindsWhatWasChanged(t *testing.T) {
 		{"another image by tag", resign(func(r *Record) { r.Release.Image = "registry.example.org/qnet:latest" }), []string{"image record.json"}},
 		{"a word for a commit", resign(func(r *Record) { r.Release.Commit = "HEAD" }), []string{"commit record.json"}},
 		{"an archive that does not serve", resign(func(r *Record) { r.Archive.Checks[0].Verdict = observe.Unknown }), []string{"archive record.json"}},
+		{"text that hides", resign(func(r *Record) { r.Trigger.RollbackUseless = "no\u200b use" }), []string{"!hides text"}},
+		{"an escape in the operator's name", resign(func(r *Record) { r.Operator = "ann\x1b[2J" }), []string{"!control character"}},
+		{"a negative count", resign(func(r *Record) { r.Thresholds.Spare = -1 }), []string{"differs record.json: thresholds.spare"}},
+		{"an archive check of an earlier stall", resign(func(r *Record) { r.Archive.At = stalledAt.Add(-time.Hour) }), []string{"archive evidence"}},
 		{"made in the future", resign(func(r *Record) { r.CreatedAt = r.CreatedAt.Add(48 * time.Hour) }), []string{"future record.json: created_at"}},
 		{"a start before it was made", resign(func(r *Record) { r.StartAt = r.CreatedAt.Add(-time.Second) }), []string{"start record.json: start_at"}},
 		{"a file listed that is not there", resign(func(r *Record) { r.Files[0].Name = "../x" }), []string{"bad_name", "extra allowed_signers"}},
@@ -316,6 +320,12 @@ func TestVerifyFindsWhatWasChanged(t *testing.T) {
 			t.Fatal(err)
 		}
 		got, err := VerifyRecord(v)
+		if say, unreadable := strings.CutPrefix(c.want[0], "!"); unreadable {
+			if err == nil || !strings.Contains(err.Error(), say) {
+				t.Errorf("%s: %v, want %q", c.name, err, say)
+			}
+			continue
+		}
 		if err != nil {
 			t.Errorf("%s: %v", c.name, err)
 			continue
@@ -355,6 +365,15 @@ func TestRecordRefusals(t *testing.T) {
 			in.Archive.Checks = []observe.Check{{Name: ArchiveBodies, Verdict: observe.Unknown, Reason: "?"}}
 		}, []string{"archive"}},
 		{"archive above K", func(in *RecordInput) { h := node.WindowHead(20) + 1; in.Archive.SnapshotHeight = &h }, []string{"archive"}},
+		{"archive of an earlier stall", func(in *RecordInput) { in.Archive.At = stalledAt.Add(-time.Hour) }, []string{"archive"}},
+		{"archive of the future", func(in *RecordInput) { in.Archive.At = in.Now.Add(6 * time.Minute) }, []string{"archive"}},
+		{"text that hides", func(in *RecordInput) { in.Choice.Absent = []Absent{{"bob", "away\u202e"}} }, []string{"text"}},
+		{"text for a terminal", func(in *RecordInput) { in.RollbackUseless, in.Release.Build = "\x1b[2J", "make\x1b[2J" }, []string{"text", "text"}},
+		{"a file whose name changes on its way", func(in *RecordInput) { in.Files[0].Name = "evidénce.json" }, []string{"evidence"}},
+		{"a file whose name is an option", func(in *RecordInput) { in.Files[0].Name = "-rf" }, []string{"evidence"}},
+		{"two names that differ in case", func(in *RecordInput) {
+			in.Files[0].Name, in.Files[1].Name = "Evidence.json", "evidence.json"
+		}, []string{"evidence"}},
 		{"no trigger", func(in *RecordInput) { in.RollbackUseless = "" }, []string{"trigger"}},
 		{"no K", func(in *RecordInput) { in.Files = in.Files[:1] }, []string{"no_k"}},
 		{"forged at or below K", func(in *RecordInput) { in.Choice.Forged = 20; in.Archive = archiveOf(20) }, []string{"archive"}},
@@ -391,6 +410,64 @@ func TestRecordRefusals(t *testing.T) {
 	var faults *FileFaults
 	if _, _, err := NewRecord(in, i.keys["ann"], plainRender); !errors.As(err, &faults) {
 		t.Errorf("unreadable signers: %v", err)
+	}
+}
+
+// All that rests on the publisher's word alone is said to who verifies, and a waiver with who and why.
+func TestVerifySaysWhatIsOnlyStated(t *testing.T) {
+	i, in, bob := good(t)
+	six := i.led.Members()
+	in.RollbackUseless, in.Waived = "", "the council decided"
+	in.Choice = RecordChoice{Below: 20, Add: []Added{{ID: six[5], Reason: "seen to forge"}}}
+	in.Archive = archiveOf(19)
+	_, folder, err := NewRecord(in, i.keys["ann"], plainRender)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := VerifyRecord(i.verifyInput(t, folder, bob))
+	if err != nil || !v.OK || v.Waived == nil || v.Waived.By != "ann" || v.Waived.Reason != "the council decided" || len(v.Waived.Failing) != 1 || !strings.Contains(v.Waived.Failing[0], "rollback") {
+		t.Fatalf("%v %+v %+v", err, v.Waived, v.Differences)
+	}
+	notes := strings.Join(v.Notes, "\n")
+	for _, say := range []string{"the trigger is waived by ann: the council decided; what does not pass: rollback", "K was asked for below macroblock 20 by ann", six[5] + " is barred by ann's word: seen to forge"} {
+		if !strings.Contains(notes, say) {
+			t.Errorf("does not say %q:\n%s", say, notes)
+		}
+	}
+	i, in, bob = good(t)
+	in.Choice.Absent = []Absent{{"bob", "cannot be reached"}}
+	in.Choice.Forged, in.Archive = 20, archiveOf(19)
+	in.Archive.At = stalledAt.Add(-time.Hour) // of a chain that runs on
+	_, folder, err = NewRecord(in, i.keys["ann"], plainRender)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err = VerifyRecord(i.verifyInput(t, folder, bob))
+	notes = strings.Join(v.Notes, "\n")
+	for _, say := range []string{"K was chosen without bob, by ann's word: cannot be reached", "ann states that macroblock 20 is forged", "ann states that a rollback is useless"} {
+		if err != nil || v.Waived != nil || !strings.Contains(notes, say) {
+			t.Errorf("%v, does not say %q:\n%s", err, say, notes)
+		}
+	}
+}
+
+// A record holds negative numbers where so many are missing, and nowhere else.
+func TestRecordNumbers(t *testing.T) {
+	i, in, _ := good(t)
+	_, folder, err := NewRecord(in, i.keys["ann"], plainRender)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for from, want := range map[string]string{`"k":20,`: "k: -20 is not a whole number from 0", `"survivors_needed":5`: "", `"window":20`: "thresholds.window: -20 is not a whole number from 0"} {
+		key, value, _ := strings.Cut(from, ":")
+		text := strings.Replace(string(folder[RecordName]), from, key+":-"+value, 1)
+		_, err := DecodeRecord(RecordName, []byte(text))
+		if text == string(folder[RecordName]) || (want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", from, err, want)
+		}
+	}
+	if _, err := DecodeRecord(RecordName, []byte(strings.Replace(string(folder[RecordName]), `"survivors_needed":5`, `"survivors_needed":-9007199254740992`, 1))); err == nil {
+		t.Error("a number beyond 2^53 is read")
 	}
 }
 

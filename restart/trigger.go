@@ -61,7 +61,7 @@ func CheckTrigger(m Merged, in TriggerInput) Trigger {
 	t := Trigger{Kind: TriggerStalled, Block: in.Block.String(), FlatBlocks: FlatBlocks, RollbackUseless: in.RollbackUseless, Waived: in.Waived}
 	if in.Forged > 0 {
 		t.Kind, t.Forged = TriggerForged, &in.Forged
-		t.Checks = []observe.Check{checkForged(in)}
+		t.Checks = []observe.Check{checkForged(in), checkForgedShown(m, in)}
 	} else {
 		t.Checks = []observe.Check{checkFlat(m, in, flat), checkRollback(m, in)}
 	}
@@ -102,6 +102,20 @@ func checkForged(in TriggerInput) observe.Check {
 	return c
 }
 
+// checkForgedShown wants somebody to show that there is a sealed macroblock where finality is said to be forged. That it is forged
+// no evidence can show: it is stated by the one who publishes, and every operator judges it himself.
+func checkForgedShown(m Merged, in TriggerInput) observe.Check {
+	for _, op := range m.Operators {
+		for i := range op.Evidence.Hosts {
+			if h := &op.Evidence.Hosts[i]; h.newest() >= in.Forged {
+				return observe.Check{Name: "forged_sealed", Verdict: observe.Pass,
+					Reason: fmt.Sprintf("%s/%s has sealed macroblock %d; that it is forged is stated by the one who publishes", op.Evidence.Operator, h.ID, in.Forged)}
+			}
+		}
+	}
+	return observe.Check{Name: "forged_sealed", Verdict: observe.Fail, Reason: fmt.Sprintf("no host has sealed macroblock %d, so it cannot be forged", in.Forged)}
+}
+
 // reading is what one host contributes to a check.
 type reading struct {
 	verdict observe.Verdict
@@ -114,16 +128,10 @@ type reading struct {
 // whose newest seal is not known might hold a fresh one, so it keeps the answer open; a node that is down holds nothing open.
 func checkFlat(m Merged, in TriggerInput, flat time.Duration) observe.Check {
 	c := observe.Check{Name: "finality_flat", Evidence: map[string]string{}}
-	return perOperator(c, m, in.Absent, func(e Evidence) map[string]reading {
-		out := map[string]reading{}
-		for _, h := range e.Hosts {
-			out[h.ID] = flatReading(e, h, flat)
-		}
-		return out
-	}, fold("no host of %s could be reached", worse))
+	return perOperator(c, m, in.Absent, func(h HostFinding, taken time.Time) reading { return flatReading(h, taken, flat) }, fold("no host of %s could be reached", worse))
 }
 
-func flatReading(e Evidence, h HostFinding, flat time.Duration) reading {
+func flatReading(h HostFinding, taken time.Time, flat time.Duration) reading {
 	if !h.Reachable {
 		return reading{observe.Unknown, "not reached: " + h.Reason, true}
 	}
@@ -131,7 +139,7 @@ func flatReading(e Evidence, h HostFinding, flat time.Duration) reading {
 	if why != "" {
 		return reading{observe.Unknown, why, false}
 	}
-	age := e.TakenAt.Sub(unixTime(*mb.Timestamp))
+	age := taken.Sub(unixTime(*mb.Timestamp))
 	text := fmt.Sprintf("macroblock %d sealed %s, %s before the evidence", mb.Index, unixTime(*mb.Timestamp).Format(time.RFC3339), age)
 	switch {
 	case age < 0:
@@ -147,12 +155,7 @@ func newestSeal(h HostFinding) (Macroblock, string) {
 	if h.Sealed == nil {
 		return Macroblock{}, "its last sealed macroblock is not known"
 	}
-	newest := *h.Sealed
-	for _, mb := range h.Macroblocks {
-		if mb.Held == HeldYes {
-			newest = max(newest, mb.Index)
-		}
-	}
+	newest := h.newest()
 	for _, mb := range h.Macroblocks {
 		if mb.Index == newest && mb.Held == HeldYes && mb.Timestamp != nil {
 			return mb, ""
@@ -181,13 +184,7 @@ func checkRollback(m Merged, in TriggerInput) observe.Check {
 		return c
 	}
 	settle := SettleBlocks * in.Block
-	return perOperator(c, m, in.Absent, func(e Evidence) map[string]reading {
-		out := map[string]reading{}
-		for _, h := range e.Hosts {
-			out[h.ID] = rollbackReading(e, h, begun, settle)
-		}
-		return out
-	}, fold("no host of %s could be reached", better))
+	return perOperator(c, m, in.Absent, func(h HostFinding, taken time.Time) reading { return rollbackReading(h, taken, begun, settle) }, fold("no host of %s could be reached", better))
 }
 
 // stallBegan is the time of the newest seal that anyone shows.
@@ -215,7 +212,7 @@ func better(a, b observe.Verdict) observe.Verdict {
 }
 
 // rollbackReading is the newest rollback line of a host that counts, else the newest that does not.
-func rollbackReading(e Evidence, h HostFinding, begun time.Time, settle time.Duration) reading {
+func rollbackReading(h HostFinding, taken, begun time.Time, settle time.Duration) reading {
 	out := reading{observe.Unknown, "no line of a rollback", !h.Reachable}
 	for _, line := range h.Lines {
 		what, verdict := rollbackLine(line.Text)
@@ -227,7 +224,7 @@ func rollbackReading(e Evidence, h HostFinding, begun time.Time, settle time.Dur
 			verdict, what = observe.Unknown, what+", at an unknown time"
 		case line.At.Before(begun):
 			verdict, what = observe.Unknown, what+" at "+line.At.UTC().Format(time.RFC3339)+", before the last seal: not of this stall"
-		case verdict == observe.Pass && e.TakenAt.Sub(*line.At) < settle:
+		case verdict == observe.Pass && taken.Sub(*line.At) < settle:
 			verdict, what = observe.Unknown, fmt.Sprintf("%s at %s: whether it helped is known %s after it", what, line.At.UTC().Format(time.RFC3339), settle)
 		default:
 			what += " at " + line.At.UTC().Format(time.RFC3339)
@@ -282,7 +279,7 @@ func fold(none string, combine func(a, b observe.Verdict) observe.Verdict) folde
 
 // perOperator demands a check of every operator: of those with evidence by their hosts, and of those expected and not named as
 // absent that there is evidence at all.
-func perOperator(c observe.Check, m Merged, absent []Absent, read func(Evidence) map[string]reading, judge folder) observe.Check {
+func perOperator(c observe.Check, m Merged, absent []Absent, read func(h HostFinding, taken time.Time) reading, judge folder) observe.Check {
 	c.Verdict = observe.Pass
 	var bad []string
 	seen := map[string]bool{}
@@ -292,9 +289,10 @@ func perOperator(c observe.Check, m Merged, absent []Absent, read func(Evidence)
 	for _, op := range m.Operators {
 		e := op.Evidence
 		seen[e.Operator] = true
-		hosts := read(e)
-		for id, r := range hosts {
-			c.Evidence[e.Operator+"/"+id] = r.text
+		hosts := map[string]reading{}
+		for _, h := range e.Hosts {
+			r := read(h, op.readAt(h.ID))
+			hosts[h.ID], c.Evidence[e.Operator+"/"+h.ID] = r, r.text
 		}
 		verdict, reason := judge(e.Operator, hosts)
 		c.Verdict = worse(c.Verdict, verdict)

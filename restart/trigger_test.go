@@ -82,6 +82,15 @@ func TestTrigger(t *testing.T) {
 		{"a rollback just now", 3 * h, func(m *Merged, _ *TriggerInput) { host(m, 1, 0).Lines = []Line{rolledBack(at(3*h - 179*time.Second))} }, observe.Unknown, "whether it helped is known 3m0s after it"},
 		{"a rollback long enough ago", 3 * h, func(m *Merged, _ *TriggerInput) { host(m, 1, 0).Lines = []Line{rolledBack(at(3*h - 180*time.Second))} }, observe.Pass, ""},
 		{"a rollback at an unknown time", 3 * h, func(m *Merged, _ *TriggerInput) { host(m, 1, 0).Lines[0].At = nil }, observe.Unknown, "at an unknown time"},
+		{"a supplement of one host makes the other's reading no newer", 3 * h, func(m *Merged, _ *TriggerInput) {
+			m.Operators[0].ReadAt = map[string]time.Time{"001": at(3 * h), "002": at(10 * time.Minute)}
+		}, observe.Fail, "ann/002: macroblock 500 sealed 2026-03-01T12:00:00Z, 10m0s before the evidence"},
+		{"a rollback whose host was read right after it", 3 * h, func(m *Merged, _ *TriggerInput) {
+			m.Operators[1].ReadAt = map[string]time.Time{"003": at(2*h + time.Minute)}
+			host(m, 1, 0).Lines = []Line{rolledBack(at(2 * h))}
+		}, observe.Unknown, "whether it helped is known 3m0s after it"},
+		{"forged, and nobody has sealed it", 0, func(_ *Merged, in *TriggerInput) { in.Forged = 501 }, observe.Fail, "no host has sealed macroblock 501"},
+		{"forged, and shown by one", 0, func(_ *Merged, in *TriggerInput) { in.Forged = 500 }, observe.Pass, ""},
 		{"forged, K below", 0, func(_ *Merged, in *TriggerInput) { in.Forged = 496 }, observe.Pass, ""},
 		{"forged, K is it", 3 * h, func(_ *Merged, in *TriggerInput) { in.Forged = 495 }, observe.Fail, "not below the first forged macroblock 495"},
 		{"forged, K above", 3 * h, func(_ *Merged, in *TriggerInput) { in.Forged = 2 }, observe.Fail, "keep the forged state"},

@@ -2,6 +2,7 @@ package restart
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
@@ -39,10 +40,19 @@ type Verification struct {
 	RecordSHA256 string    `json:"record_sha256"` // to compare with the publisher over another channel
 	Operator     string    `json:"operator"`      // who published
 	Key          string    `json:"key"`           // fingerprint of the key that signed; empty: none that counts
+	// Waived is who overrode the trigger and why; nil: nobody did.
+	Waived *TriggerWaiver `json:"trigger_waived"`
 	// Shown are the hosts of the one who verifies that show K with the recorded hash and digests.
 	Shown       []string     `json:"shown_by"`
 	Differences []Difference `json:"differences"`
 	Notes       []string     `json:"notes"`
+}
+
+// TriggerWaiver is a trigger that did not hold and was overridden.
+type TriggerWaiver struct {
+	By      string   `json:"by"` // who published
+	Reason  string   `json:"reason"`
+	Failing []string `json:"failing"` // the checks that do not pass
 }
 
 // VerifyInput is what a record is held against.
@@ -69,6 +79,7 @@ func VerifyRecord(in VerifyInput) (Verification, error) {
 	v.signature(data)
 	v.times()
 	v.evidence()
+	v.stated()
 	v.rendered()
 	v.own()
 	v.out.OK = len(v.out.Differences) == 0
@@ -79,12 +90,30 @@ func VerifyRecord(in VerifyInput) (Verification, error) {
 // with the place of every fault that was found.
 func DecodeRecord(name string, data []byte) (Record, error) {
 	var r Record
+	fail := func(faults []FileFault) (Record, error) {
+		return Record{}, &FileFaults{faults, "a record is not edited by hand: fetch the folder again, or ask who published it"}
+	}
 	if json.Unmarshal(data, &r) == nil && r.Schema == RecordSchema {
 		if again, err := Canonical(r); err == nil && bytes.Equal(again, data) {
+			if faults := r.unplain(name, data); len(faults) > 0 {
+				return fail(faults)
+			}
 			return r, nil
 		}
 	}
-	return Record{}, &FileFaults{explainRecord(name, data), "a record is not edited by hand: fetch the folder again, or ask who published it"}
+	return fail(explainRecord(name, data))
+}
+
+// unplain finds text in a canonical record that does more than to be shown. Only the build instructions have lines.
+func (r Record) unplain(name string, data []byte) []FileFault {
+	build, err := Canonical(r.Release.Build)
+	if err == nil && isPlain(r.Release.oneLine()) {
+		build = append([]byte(`"build_instructions":`), build...)
+		data = bytes.Replace(data, build, bytes.Repeat([]byte{' '}, len(build)), 1)
+	}
+	rd := reader{name: name, data: data}
+	rd.plain()
+	return rd.faults
 }
 
 // explainRecord says what is wrong with bytes that are no canonical record. It comes back with at least one fault.
@@ -97,11 +126,8 @@ func explainRecord(name string, data []byte) []FileFault {
 	if root == nil {
 		return rd.faults
 	}
-	rd.match(root, reflect.TypeFor[Record](), "")
-	// In a record a number may be negative: so many are missing for a quorum.
-	faults := slices.DeleteFunc(rd.faults, func(f FileFault) bool { return strings.HasPrefix(f.What, "-") })
-	if len(faults) > 0 {
-		return faults[:min(len(faults), maxFaults)]
+	if rd.match(root, reflect.TypeFor[Record](), ""); len(rd.faults) > 0 {
+		return rd.faults
 	}
 	var r Record
 	if err := json.Unmarshal(data, &r); err != nil {
@@ -125,7 +151,13 @@ type verifying struct {
 	out Verification
 }
 
-func (v *verifying) add(d ...Difference) { v.out.Differences = append(v.out.Differences, d...) }
+// add keeps names of files that nobody could read as they stand from a terminal.
+func (v *verifying) add(d ...Difference) {
+	for i := range d {
+		d[i].Where = clipped(d[i].Where)
+	}
+	v.out.Differences = append(v.out.Differences, d...)
+}
 
 func (v *verifying) differ(where, code, format string, args ...any) {
 	v.add(Difference{where, code, fmt.Sprintf(format, args...)})
@@ -224,6 +256,42 @@ func (v *verifying) evidence() {
 	}
 	for _, f := range v.r.judge() {
 		v.differ(RecordName, f.Code, "%s", f.Text)
+	}
+}
+
+// stated notes all that rests on the publisher's word alone: nothing of it can be recomputed, and each of it may be a lie.
+func (v *verifying) stated() {
+	c, by := v.r.Choice, v.r.Operator
+	if t := v.r.Trigger; t.Waived != "" {
+		v.out.Waived = &TriggerWaiver{By: by, Reason: t.Waived, Failing: append([]string{}, t.Reasons()...)}
+		v.note("the trigger is waived by %s: %s; what does not pass: %s", by, t.Waived, cmp.Or(strings.Join(t.Reasons(), "; "), "nothing"))
+	}
+	if c.Forged > 0 {
+		v.note("%s states that macroblock %d is forged; no evidence can show that: judge it yourself", by, c.Forged)
+	}
+	if c.Below > 0 {
+		v.note("K was asked for below macroblock %d by %s", c.Below, by)
+	}
+	if v.r.Trigger.RollbackUseless != "" {
+		v.note("%s states that a rollback is useless: %s", by, v.r.Trigger.RollbackUseless)
+	}
+	for _, a := range c.Absent {
+		v.note("K was chosen without %s, by %s's word: %s", a.Operator, by, a.Reason)
+	}
+	for _, a := range c.Add {
+		v.note("%s is barred by %s's word: %s", a.ID, by, a.Reason)
+	}
+	if len(c.Drop) > 0 {
+		v.note("taken off the list of the barred by %s: %s", by, strings.Join(c.Drop, ", "))
+	}
+	if c.List != nil {
+		v.note("the list of the barred is %s's own (%s), not the proposed one", by, c.ListName)
+	}
+	for _, l := range v.r.Proposal.LeftOut {
+		v.note("not counted: %s: %s: %s", l.Name, l.Code, l.Reason)
+	}
+	for _, w := range v.r.Exclusion.Warnings {
+		v.note("warning: %s", w)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/qnetops/qnetops/node"
 )
@@ -25,6 +26,7 @@ const (
 // witness is one host with the operator who read it.
 type witness struct {
 	operator string
+	read     time.Time // when the host was read last; zero: not known
 	finding  *HostFinding
 	entries  map[uint64]*Macroblock
 }
@@ -194,7 +196,9 @@ func newLedger(m Merged, waived map[string]bool) *ledger {
 			byName[e.Operator] = p
 		}
 		for j := range e.Hosts {
-			p.hosts = append(p.hosts, newWitness(e.Operator, &e.Hosts[j]))
+			w := newWitness(e.Operator, &e.Hosts[j])
+			w.read = m.Operators[i].readAt(w.finding.ID)
+			p.hosts = append(p.hosts, w)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(byName)) {
