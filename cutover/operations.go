@@ -15,12 +15,13 @@ import (
 
 // Kinds of cut-overs in the journal.
 const (
-	KindHalt    = "halt"
-	KindRelease = "halt-release"
+	KindHalt     = "halt"
+	KindRelease  = "halt-release"
+	KindRollback = "rollback"
 )
 
 // Kinds lists the kinds of operations that Resume and Abort here know.
-func Kinds() []string { return []string{KindHalt, KindRelease} }
+func Kinds() []string { return []string{KindHalt, KindRelease, KindRollback} }
 
 // Operations runs whole cut-overs, with the fleet, the journal and the lease of
 // the rolls.
@@ -50,6 +51,8 @@ type Document struct {
 	// Spread is the distance between the lowest and the highest height a node
 	// stopped at, in blocks; nil where that is not the point or not known.
 	Spread *uint64 `json:"spread"`
+	// Chain is how the chain went on, where that is the point (rollback, decree).
+	Chain *Chain `json:"chain,omitempty"`
 }
 
 // PhaseResult says whether the barrier after a phase was passed.
@@ -67,6 +70,7 @@ type HostResult struct {
 	Flushed       *bool               `json:"flushed"`
 	RestartPolicy string              `json:"restart_policy"`
 	Milestones    []rolling.Milestone `json:"milestones"`
+	Rollback      *RollbackResult     `json:"rollback,omitempty"`
 }
 
 // outcomeAborted is an operation that was taken back.
@@ -74,10 +78,24 @@ const outcomeAborted = "aborted"
 
 const docSchema = "qnetops/cutover/v1"
 
+// schemaOf names the document of a kind.
+func schemaOf(kind string) string {
+	if kind == KindRollback {
+		return "qnetops/rollback/v1"
+	}
+	return docSchema
+}
+
 // kept is a procedure that tells about its hosts for the document.
 type kept interface {
 	Procedure
 	hosts(ctx context.Context, r *Run) []HostResult
+}
+
+// closer is a procedure that has something to take away before an operation is
+// closed beyond its point of no return.
+type closer interface {
+	Close(ctx context.Context, r *Run) error
 }
 
 func (o *Operations) procedure(plan Plan) (kept, error) {
@@ -86,6 +104,8 @@ func (o *Operations) procedure(plan Plan) (kept, error) {
 		return &halt{plan: plan, fleet: o.Fleet}, nil
 	case plan.Kind == KindRelease && plan.Release != nil:
 		return newRelease(plan, o.Fleet), nil
+	case plan.Kind == KindRollback && plan.Rollback != nil:
+		return newRollback(plan, o.Fleet), nil
 	}
 	return nil, fmt.Errorf("a plan of kind %q is not known here", plan.Kind)
 }
@@ -175,10 +195,13 @@ func (o *Operations) look(ctx context.Context, r *Run, proc kept, doc *Document)
 	}
 	doc.Hosts = proc.hosts(ctx, r)
 	doc.Spread = spread(doc.Hosts)
+	if c, ok := proc.(interface{ chain() *Chain }); ok {
+		doc.Chain = c.chain()
+	}
 }
 
 func newDocument(id string, plan Plan) Document {
-	doc := Document{Schema: docSchema, Operation: id, Kind: plan.Kind, PlanDigest: plan.Digest(), Outcome: rolling.OutcomeStopped,
+	doc := Document{Schema: schemaOf(plan.Kind), Operation: id, Kind: plan.Kind, PlanDigest: plan.Digest(), Outcome: rolling.OutcomeStopped,
 		Phases: []PhaseResult{}, Hosts: []HostResult{}}
 	for _, p := range plan.Phases {
 		doc.Phases = append(doc.Phases, PhaseResult{Name: p.Name})
@@ -219,6 +242,12 @@ func (o *Operations) Resume(ctx context.Context, id string) (Document, error) {
 func (o *Operations) Abort(ctx context.Context, id string) (Document, error) {
 	return o.goOn(ctx, id, func(ctx context.Context, r *Run, proc kept, doc *Document) error {
 		if why, ok := waived("point_of_no_return", o.Waivers); ok && !r.Returning(ctx) && proc.Returnable(ctx, r) != nil {
+			if c, ok := proc.(closer); ok {
+				if err := c.Close(ctx, r); err != nil {
+					o.look(ctx, r, proc, doc)
+					return r.end(ctx, err)
+				}
+			}
 			o.look(ctx, r, proc, doc)
 			doc.Outcome = outcomeAborted
 			return r.Session.Finish(ctx, journal.Aborted, "closed as it stands beyond the point of no return: "+why)

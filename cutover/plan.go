@@ -61,8 +61,9 @@ type Plan struct {
 	Phases    []Phase            `json:"phases"`
 
 	// Exactly one of these belongs to the kind.
-	Halt    *HaltPlan    `json:"halt,omitempty"`
-	Release *ReleasePlan `json:"release,omitempty"`
+	Halt     *HaltPlan     `json:"halt,omitempty"`
+	Release  *ReleasePlan  `json:"release,omitempty"`
+	Rollback *RollbackPlan `json:"rollback,omitempty"`
 }
 
 const planSchema = "qnetops/cutover-plan/v1"

@@ -1,0 +1,314 @@
+package cutover_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/qnetops/qnetops/cutover"
+	"github.com/qnetops/qnetops/journal"
+	"github.com/qnetops/qnetops/rolling"
+)
+
+// unsealed makes two of five nodes silent, so that nothing more is certified, and
+// lets n blocks pile up. It returns the height that is certified everywhere.
+func (w *world) unsealed(n int) uint64 {
+	w.Helper()
+	w.inject("002", "mute", "")
+	w.inject("003", "mute", "")
+	time.Sleep(time.Duration(n) * fast)
+	tool := w.tool()
+	defer tool.exit()
+	var floor uint64
+	for _, id := range w.ids() {
+		conn, err := tool.fleet.Conn(w.Context(), id)
+		if err != nil {
+			w.Fatal(err)
+		}
+		pos, err := conn.Node().Position(w.Context())
+		if err != nil {
+			w.Fatal(err)
+		}
+		floor = max(floor, pos.FinalizedHeight+30) // the newest certified checkpoint is one above the final one
+	}
+	return floor
+}
+
+// heal takes every fault back when a phase of a rollback begins.
+func (w *world) heal(t *tool, phase cutover.PhaseName) {
+	t.emit = func(e rolling.Event) {
+		if e.Kind == rolling.KindNote && e.Name == string(phase) && e.State == "begun" {
+			if err := w.lab.Clear("", ""); err != nil {
+				w.Error(err)
+			}
+		}
+	}
+}
+
+var needed = rolling.Waiver{Check: "fleet", Reason: "the lag is short in a test"}
+
+// rollback is the command `qnetops rollback`.
+func (t *tool) rollback(ask cutover.RollbackAsk) (cutover.Document, error) {
+	ops := t.ops()
+	if err := ops.Free(t.ctx); err != nil {
+		return cutover.Document{}, err
+	}
+	p, err := ops.ProposeRollback(t.ctx, ask)
+	if err == nil {
+		err = p.Refused()
+	}
+	if err != nil {
+		return cutover.Document{}, t.note(p, err)
+	}
+	doc, err := ops.Rollback(t.ctx, ask, p.Plan)
+	return doc, t.note(doc, err)
+}
+
+// unarmed asserts that one container is left on each host, that it runs with the
+// policy it had, and carries no rollback variable.
+func (w *world) unarmed(ids ...string) {
+	w.Helper()
+	for _, id := range ids {
+		got, c := w.all(id), w.node(id)
+		if len(got) != 1 || c.State != "running" || c.RestartPolicy != "always" || armed(c.Env) {
+			w.Errorf("host %s: %s, want one that runs as before", id, names(got))
+		}
+	}
+}
+
+func armed(env []string) bool {
+	return slices.ContainsFunc(env, func(e string) bool { return strings.HasPrefix(e, "QNET_ROLLBACK_") })
+}
+
+func hostOf(doc cutover.Document, id string) cutover.HostResult {
+	for _, h := range doc.Hosts {
+		if h.ID == id {
+			return h
+		}
+	}
+	return cutover.HostResult{}
+}
+
+// TestGoodRollback: a fleet whose tail is not sealed goes back to what it holds
+// certified, produces and seals again, and carries no variable in the end.
+func TestGoodRollback(t *testing.T) {
+	for name, explicit := range map[string]bool{"last sealed": false, "height": true} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, 5, func(t *testing.T, w *world) {
+				floor := w.unsealed(500)
+				tool := w.tool()
+				w.heal(tool, cutover.Go)
+				ask := cutover.RollbackAsk{Ask: tool.ask()} // 500 blocks without a seal: the fleet is stalled by its own verdict
+				if explicit {
+					ask.Target = &floor
+				}
+				doc, err := tool.rollback(ask)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if doc.Schema != "qnetops/rollback/v1" || doc.Outcome != rolling.OutcomeDone || doc.Chain == nil || doc.Chain.Verdict != cutover.ChainSealing ||
+					doc.Chain.FromHeight < floor || doc.Chain.FromHeight > floor+60 {
+					t.Errorf("%+v, chain %+v, floor %d", doc, doc.Chain, floor)
+				}
+				for _, h := range doc.Hosts {
+					if h.State != cutover.Finished || h.Rollback == nil || h.Rollback.Outcome != cutover.RollbackDrop || h.Rollback.To == nil || *h.Rollback.To != floor {
+						t.Errorf("%+v %+v, want it at %d", h, h.Rollback, floor)
+					}
+				}
+				w.unarmed(w.ids()...)
+				w.healthy()
+				w.clean()
+			})
+		})
+	}
+}
+
+// TestRollbackRefused: what no rollback can do is refused with numbers, and
+// nothing is touched.
+func TestRollbackRefused(t *testing.T) {
+	inLab(t, 5, func(t *testing.T, w *world) {
+		tool := w.tool()
+		height := func(h uint64) cutover.RollbackAsk {
+			return cutover.RollbackAsk{Ask: tool.ask(needed), Target: &h}
+		}
+		tip := w.tip()
+		boundary := tip / 30 * 30
+		_, err := tool.rollback(cutover.RollbackAsk{Ask: tool.ask()})
+		w.mustRefuse(err, "fleet", "healthy")
+		_, err = tool.rollback(height(boundary + 600))
+		w.mustRefuse(err, "rollback_height", "above the tip")
+		_, err = tool.rollback(height(boundary + 7))
+		w.mustRefuse(err, "rollback_height", fmt.Sprintf("take %d or %d", boundary, boundary+30))
+		_, err = tool.rollback(height(90))
+		w.mustRefuse(err, "certified_floor", "height 90 is below its certified floor")
+		ask := tool.ask(needed)
+		ask.Hosts = ask.Hosts[1:]
+		_, err = tool.rollback(cutover.RollbackAsk{Ask: ask})
+		w.mustRefuse(err, "members", "genesis_node_001")
+		ask = tool.ask(needed)
+		ask.At = time.Now().Add(-time.Minute)
+		_, err = tool.rollback(cutover.RollbackAsk{Ask: ask})
+		w.mustRefuse(err, "start_time", "ago")
+		if id := tool.unfinished(); id != "" {
+			t.Errorf("operation %s was begun", id)
+		}
+		w.unarmed(w.ids()...)
+		w.clean()
+	})
+}
+
+// TestRollbackDoesNotGoOn: a fleet in which nobody produces afterwards and one that
+// produces and does not seal are told apart, in time, each with its own step; and
+// closing the operation takes the variable from every node.
+func TestRollbackDoesNotGoOn(t *testing.T) {
+	for name, c := range map[string]struct {
+		during func(w *world)
+		want   string
+		words  string
+		next   string
+	}{
+		"nobody produces": {func(w *world) {
+			if err := w.lab.Clear("", ""); err != nil {
+				w.Error(err)
+			}
+			for _, id := range w.ids() {
+				w.inject(id, "stop-producing", "")
+			}
+		}, cutover.ChainSilent, "nobody produces", "down or isolated"},
+		"produces without sealing": {func(*world) {}, cutover.ChainUnsealed, "produces and does not seal", "stop the fleet"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, 5, func(t *testing.T, w *world) {
+				w.unsealed(130)
+				tool := w.tool()
+				var up, told time.Time
+				var once sync.Once
+				tool.emit = func(e rolling.Event) {
+					if e.Kind == rolling.KindNote && e.Name == string(cutover.Go) && e.State == "begun" {
+						c.during(w)
+					}
+					if e.Kind == rolling.KindWait && e.Name == "chain" {
+						once.Do(func() { up = time.Now() })
+						told = time.Now()
+					}
+				}
+				doc, err := tool.rollback(cutover.RollbackAsk{Ask: tool.ask(needed)})
+				var stopped *rolling.StoppedError
+				if !errors.As(err, &stopped) || !strings.Contains(stopped.Error(), c.words) || !strings.Contains(stopped.Hint(), c.next) {
+					t.Fatalf("%v (%v)", err, doc)
+				}
+				if doc.Outcome != rolling.OutcomeStopped || doc.Chain == nil || doc.Chain.Verdict != c.want {
+					t.Errorf("%+v %+v", doc, doc.Chain)
+				}
+				// The limit is 180 block times, and no shorter than ten real seconds.
+				if limit := max(180*fast, 10*time.Second) + 60*fast; told.Sub(up) > limit {
+					t.Errorf("told after %s", told.Sub(up))
+				}
+				id := tool.unfinished()
+				tool.exit()
+				tool = w.tool()
+				if _, err := tool.ops().Abort(tool.ctx, id); err == nil {
+					t.Error("went back beyond the point of no return")
+				} else {
+					w.mustRefuse(err, "point_of_no_return", "removes the variable")
+				}
+				tool.exit()
+				tool = w.tool()
+				if doc, err = tool.ops(rolling.Waiver{Check: "point_of_no_return", Reason: "a test"}).Abort(tool.ctx, id); err != nil || doc.Outcome != "aborted" {
+					t.Errorf("%+v %v", doc, err)
+				}
+				w.unarmed(w.ids()...)
+				w.clean()
+			})
+		})
+	}
+}
+
+// TestRollbackAfterTheOperatorDied: killed at each barrier, and resumed or taken
+// back by another process that has the store alone.
+func TestRollbackAfterTheOperatorDied(t *testing.T) {
+	for _, phase := range []cutover.PhaseName{cutover.Prepare, cutover.Hold, cutover.Go, cutover.Verify, cutover.Release} {
+		for _, end := range []string{"begun", "done"} {
+			t.Run(string(phase)+" "+end, func(t *testing.T) {
+				inLab(t, 5, func(t *testing.T, w *world) {
+					w.unsealed(130)
+					tool := w.tool()
+					heal := func(e rolling.Event) {
+						if e.Kind == rolling.KindNote && e.Name == string(cutover.Go) && e.State == "begun" {
+							_ = w.lab.Clear("", "")
+						}
+					}
+					tool.emit = func(e rolling.Event) {
+						heal(e)
+						if e.Kind == rolling.KindNote && e.Name == string(phase) && e.State == end {
+							tool.kill()
+						}
+					}
+					_, _ = tool.rollback(cutover.RollbackAsk{Ask: tool.ask(needed)})
+					tool.exit()
+					tool = w.tool()
+					tool.emit = heal
+					id := tool.unfinished()
+					if id == "" {
+						t.Fatal("nothing to resume")
+					}
+					doc, err := tool.ops().Resume(tool.ctx, id)
+					if err := tool.note(doc, err); err != nil || doc.Outcome != rolling.OutcomeDone {
+						t.Fatalf("%+v %v", doc, err)
+					}
+					w.unarmed(w.ids()...)
+					w.healthy()
+					w.clean()
+				})
+			})
+		}
+	}
+}
+
+// TestRollbackTakenBack: before the first successor is started an abort starts
+// every node as it was, also by another process.
+func TestRollbackTakenBack(t *testing.T) {
+	for _, phase := range []cutover.PhaseName{cutover.Prepare, cutover.Hold} {
+		t.Run(string(phase), func(t *testing.T) {
+			inLab(t, 5, func(t *testing.T, w *world) {
+				before := map[string]string{}
+				for _, id := range w.ids() {
+					before[id] = w.node(id).ID
+				}
+				tool := w.tool()
+				tool.emit = func(e rolling.Event) {
+					if e.Kind == rolling.KindNote && e.Name == string(phase) && e.State == "done" {
+						tool.kill()
+					}
+				}
+				_, _ = tool.rollback(cutover.RollbackAsk{Ask: tool.ask(needed)})
+				tool.exit()
+				tool = w.tool()
+				id := tool.unfinished()
+				doc, err := tool.ops().Abort(tool.ctx, id)
+				if err := tool.note(doc, err); err != nil || doc.Outcome != "aborted" {
+					t.Fatalf("%+v %v", doc, err)
+				}
+				for _, h := range w.ids() {
+					if w.node(h).ID != before[h] {
+						t.Errorf("%s runs another container", h)
+					}
+				}
+				w.unarmed(w.ids()...)
+				op, err := tool.store.Op(tool.ctx, id)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if rec, err := op.Record(tool.ctx); err != nil || rec.State != journal.Aborted {
+					t.Errorf("%v %v", rec.State, err)
+				}
+				w.healthy()
+				w.clean()
+			})
+		})
+	}
+}
