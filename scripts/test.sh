@@ -2,7 +2,7 @@
 # Runs everything that must hold: vet, staticcheck, every fuzz target for a moment, and all tests under the race detector.
 # On a person's machine it says what it leaves out; with CI=true it leaves out nothing and fails instead.
 #
-#   FUZZTIME=5s       length of each fuzz target, 0 for none
+#   FUZZTIME=3s       length of each fuzz target, 0 for none
 #   PACKAGES=./...    what to test
 set -uo pipefail
 exec </dev/null
@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.." || exit 1
 PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin" # system programs are often not in a person's path
 ci=${CI:-false}
 packages=${PACKAGES:-./...}
-fuzztime=${FUZZTIME:-5s}
+fuzztime=${FUZZTIME:-3s}
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 failed=0
@@ -107,10 +107,10 @@ run_tests() {
 
 # heavy are packages whose tests run whole fleets for minutes: under the race detector they take ten times as long and the
 # detector gives up. They run without it, and their small tests with it.
-heavy='/(host|fleet|lab|rolling|cmd/qnetops)$'
+heavy='/(host|fleet|lab|rolling|cutover|cmd/qnetops)$'
 # timed are packages whose tests hold upper bounds of time.
 timed='/lease(/run)?$'
-small='^(TestReentryOf|TestM[0-4]|TestRecoveryHaltedSkipsOnly|TestDeadlines|TestResumeDoesNot|TestPlan|TestInvariant9|TestPreflight|TestStageIs|TestStepsInDoubt|TestResolveRef|TestParse|TestTrap|TestDecide|TestFence|TestTakeOver|TestCompare|TestLoad|TestFlags|TestUsage|TestExit|TestDocumented|TestGates|TestManifest)'
+small='^(TestReentryOf|TestM[0-4]|TestRecoveryHaltedSkipsOnly|TestDeadlines|TestResumeDoesNot|TestPlan|TestInvariant9|TestPreflight|TestStageIs|TestStepsInDoubt|TestResolveRef|TestParse|TestTrap|TestDecide|TestFence|TestTakeOver|TestCompare|TestLoad|TestJudge|TestStopOf|TestSpread|TestLaterRun|TestCheckHeight|TestSurvivors|TestRetire|TestRestartLines|TestFlags|TestUsage|TestExit|TestDocumented|TestGates|TestManifest)'
 
 tests() {
   say "go test"
