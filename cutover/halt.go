@@ -76,11 +76,8 @@ func (h *halt) Do(ctx context.Context, r *Run, phase PhaseName) (Tally, error) {
 	switch phase {
 	case Prepare:
 		return h.arm(ctx, r)
-	case Hold, Go:
+	case Hold, Go, Verify:
 		return h.wait(ctx, r, phase)
-	case Verify:
-		tally, _, err := h.round(ctx, r, phase, true)
-		return tally, err
 	}
 	return nil, fmt.Errorf("a halt has no phase %s", phase)
 }
@@ -124,13 +121,14 @@ func (h *halt) timeLeft(ctx context.Context, runner *rolling.Runner, p rolling.N
 }
 
 // wait looks at all hosts again and again: in hold until the chain has come to
-// the height, in go until every node has stopped for good.
+// the height, in go until every node has stopped for good, in verify once more,
+// because a node may have come back since.
 func (h *halt) wait(ctx context.Context, r *Run, phase PhaseName) (Tally, error) {
 	block := h.fleet.Inventory().Block
 	quiet := max(quietBlocks*block, leastQuiet)
 	moved, was := time.Now(), ""
 	for {
-		tally, sights, err := h.round(ctx, r, phase, false)
+		tally, sights, err := h.round(ctx, r, phase)
 		if err != nil {
 			return tally, err
 		}
@@ -140,7 +138,7 @@ func (h *halt) wait(ctx context.Context, r *Run, phase PhaseName) (Tally, error)
 		switch {
 		case phase == Hold && h.begun(sights, top):
 			return h.passOn(tally), nil
-		case phase == Go && len(Judge(h.plan.Hosts, tally, members)) == 0:
+		case phase != Hold && len(Judge(h.plan.Hosts, tally, members)) == 0:
 			return tally, nil
 		}
 		if now := fingerprint(tally); now != was {
@@ -195,8 +193,8 @@ func (h *halt) passOn(t Tally) Tally {
 }
 
 // round looks at every host once, does what is to be done and tells how each
-// stands. When it is final nothing is done any more but looked.
-func (h *halt) round(ctx context.Context, r *Run, phase PhaseName, final bool) (Tally, map[string]sight, error) {
+// stands.
+func (h *halt) round(ctx context.Context, r *Run, phase PhaseName) (Tally, map[string]sight, error) {
 	if err := h.load(ctx, r); err != nil {
 		return nil, nil, err
 	}
@@ -210,10 +208,10 @@ func (h *halt) round(ctx context.Context, r *Run, phase PhaseName, final bool) (
 		errs  []error
 	)
 	rolling.Each(ctx, h.plan.Hosts, func(ctx context.Context, id string) {
-		s := sights[id]
-		known, err := h.keep(ctx, r, id, s)
+		known, err := h.keep(ctx, r, id, sights[id])
+		s := ofLater(sights[id], known)
 		standing, todo := judgeHalt(h.plan.Halt.Height, h.armed[id], s, known, othersRun(sights, id))
-		if err == nil && !final && todo != actNone {
+		if err == nil && todo != actNone {
 			err = h.act(ctx, r, id, s, todo)
 		}
 		r.Say(rolling.Event{Node: id, Kind: rolling.KindWait, Name: string(phase), State: string(standing.State), Text: standing.Text})
@@ -240,14 +238,13 @@ func othersRun(sights map[string]sight, id string) bool {
 func (h *halt) keep(ctx context.Context, r *Run, id string, s sight) (*Stop, error) {
 	h.mu.Lock()
 	known := h.stops[id]
-	if known == nil && s.Stop != nil {
-		h.stops[id] = s.Stop
-	}
+	stop := newest(s, known)
+	h.stops[id] = stop
 	h.mu.Unlock()
-	if known != nil || s.Stop == nil {
+	if stop == known {
 		return known, nil
 	}
-	return s.Stop, r.Record(ctx, id+"/stopped", fmt.Sprintf("stopped at height %d", s.Stop.Height), s.Stop)
+	return stop, r.Record(ctx, id+"/stopped", fmt.Sprintf("stopped at height %d", stop.Height), stop)
 }
 
 // act brings one host where it should be. Every act may be repeated, so one whose

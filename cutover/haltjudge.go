@@ -16,6 +16,24 @@ type Stop struct {
 	Height  uint64    `json:"height"`
 	Flushed bool      `json:"flushed"`
 	At      time.Time `json:"at"`
+	Started time.Time `json:"started"` // of the run that ended so
+}
+
+// newest is the stop that counts: the one just seen, unless it is that of an
+// earlier run, whose last lines may carry the very time a later one began.
+func newest(s sight, known *Stop) *Stop {
+	if s.Stop == nil || known != nil && !s.Stop.At.After(known.At) {
+		return known
+	}
+	return s.Stop
+}
+
+// ofLater takes from a sight the stop that belongs to the run before it.
+func ofLater(s sight, known *Stop) sight {
+	if known != nil && s.Stop != nil && !known.Started.Equal(s.Started) && !s.Stop.At.After(known.At) {
+		s.Stop = nil
+	}
+	return s
 }
 
 // sight is one look at one host. A nil pointer is a reading that could not be had.

@@ -57,7 +57,9 @@ func lookAt(ctx context.Context, f *fleet.Fleet, id string) sight {
 	if err != nil {
 		return sight{Why: "its log cannot be read: " + err.Error()}
 	}
-	s.Stop = stopOf(c.ID, lines)
+	if s.Stop = stopOf(c.ID, lines); s.Stop != nil {
+		s.Stop.Started = c.StartedAt.UTC()
+	}
 	return s
 }
 

@@ -74,10 +74,10 @@ func TestStopOf(t *testing.T) {
 		lines []string
 		want  *Stop
 	}{
-		"halted":          {[]string{up, reached, flushed}, &Stop{"a", 1000, 1012, true, time.Time{}}},
-		"not flushed":     {[]string{reached, failed}, &Stop{"a", 1000, 1012, false, time.Time{}}},
-		"flush cut off":   {[]string{reached}, &Stop{"a", 1000, 1012, false, time.Time{}}},
-		"flush before it": {[]string{flushed, reached}, &Stop{"a", 1000, 1012, false, time.Time{}}},
+		"halted":          {[]string{up, reached, flushed}, &Stop{"a", 1000, 1012, true, time.Time{}, time.Time{}}},
+		"not flushed":     {[]string{reached, failed}, &Stop{"a", 1000, 1012, false, time.Time{}, time.Time{}}},
+		"flush cut off":   {[]string{reached}, &Stop{"a", 1000, 1012, false, time.Time{}, time.Time{}}},
+		"flush before it": {[]string{flushed, reached}, &Stop{"a", 1000, 1012, false, time.Time{}, time.Time{}}},
 		"started later":   {[]string{reached, flushed, up}, nil},
 		"never":           {[]string{up, flushed}, nil},
 		"impossible":      {[]string{"[INFO][HALT] Reached halt_height=1000 current=900"}, nil},
@@ -218,4 +218,26 @@ func mustJSON(t *testing.T, v any) string {
 		t.Fatal(err)
 	}
 	return string(raw)
+}
+
+// TestLaterRun: the stop of an earlier run is not taken for that of a later one,
+// and a later stop takes the place of an earlier one.
+func TestLaterRun(t *testing.T) {
+	at := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	first := &Stop{Height: 1012, At: at.Add(time.Hour), Started: at}
+	again := sight{Started: at.Add(time.Hour), Stop: &Stop{Height: 1012, At: first.At, Started: at.Add(time.Hour)}}
+	if newest(again, first) != first || ofLater(again, first).Stop != nil {
+		t.Error("the last line of the first run is taken for the second run's")
+	}
+	same := sight{Started: at, Stop: &Stop{Height: 1012, At: first.At, Started: at}}
+	if newest(same, first) != first || ofLater(same, first).Stop == nil {
+		t.Error("the run that is known is not known again")
+	}
+	later := sight{Started: at.Add(time.Hour), Stop: &Stop{Height: 1044, At: at.Add(2 * time.Hour), Started: at.Add(time.Hour)}}
+	if newest(later, first) != later.Stop || ofLater(later, first).Stop != later.Stop || newest(later, nil) != later.Stop {
+		t.Error("a later stop does not count")
+	}
+	if newest(sight{}, nil) != nil || newest(sight{}, first) != first {
+		t.Error("no stop seen")
+	}
 }
