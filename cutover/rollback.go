@@ -374,7 +374,7 @@ func (x *rollback) disarm(ctx context.Context, r *Run) (Tally, error) {
 	for _, id := range x.plan.Hosts {
 		if _, gone := away[id]; gone {
 			t[id] = Standing{State: Missing, Text: "took no part and is left as it stands: before it is started, its own blocks above the target must go: " +
-				"qnetops rollback --only " + id + " with --waive members=REASON"}
+				"qnetops rollback of it alone, the others left out with --skip"}
 			continue
 		}
 		t.finish(id, "runs without the variable")

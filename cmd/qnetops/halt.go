@@ -226,6 +226,8 @@ func printPolicies(w io.Writer, p cutover.Plan) {
 		nodes = p.Halt.Roll.Nodes
 	case p.Release != nil:
 		nodes, title = p.Release.Roll.Nodes, "restart policies given back"
+	case p.Rollback != nil:
+		nodes, title = p.Rollback.Roll.Nodes, "restart policies recorded, given back in phase release"
 	}
 	var parts []string
 	for _, n := range nodes {
@@ -250,6 +252,9 @@ func (r *rollRun) answerCutover(doc cutover.Document, cause error) error {
 	}
 	if r.g.json {
 		return errors.Join(cause, printJSON(r.s.out, doc))
+	}
+	if doc.Kind == cutover.KindRollback {
+		return errors.Join(cause, r.printWentOn(doc))
 	}
 	t := report.Table{Head: []string{"host", "state", "stop height", "flushed", "policy", "M0", "M1", "M2", "M3", "M4", "what was seen"}}
 	for _, h := range doc.Hosts {
