@@ -33,14 +33,13 @@ type api struct {
 	wg      sync.WaitGroup // servers and connections
 	done    chan struct{}
 	limits  limiter
-	permits chan struct{} // snapshot transfers, node-wide
 	signer  *Signer
 }
 
 // startAPI binds the API port, with the node's patience, and the metrics port
 // if it can.
 func (p *proc) startAPI(ctx context.Context) (*api, error) {
-	a := &api{p: p, done: make(chan struct{}), limits: limiter{s: &p.s, buckets: map[string]*bucket{}}, permits: make(chan struct{}, 16), signer: p.cfg.Signer}
+	a := &api{p: p, done: make(chan struct{}), limits: limiter{s: &p.s, buckets: map[string]*bucket{}}, signer: p.cfg.Signer}
 	if a.signer == nil {
 		a.signer = NewSigner()
 	}

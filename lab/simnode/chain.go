@@ -24,6 +24,7 @@ type block struct {
 	Producer string    `json:"p"`
 	Prev     node.Hash `json:"v"`
 	Joins    []string  `json:"j,omitempty"` // super nodes registered by this block
+	Beats    []string  `json:"e,omitempty"` // heartbeats of identities that are left out
 	Hash     node.Hash `json:"x"`
 }
 
@@ -39,6 +40,9 @@ func (b *block) sum() node.Hash {
 	for _, id := range b.Joins {
 		buf = append(append(buf, 0), id...)
 	}
+	for _, id := range b.Beats {
+		buf = append(append(buf, 1), id...)
+	}
 	return sha3.Sum256(buf)
 }
 
@@ -49,6 +53,9 @@ type cert struct {
 	Hash    node.Hash `json:"x"`
 	Signers []string  `json:"s"`
 	Sigs    []string  `json:"g"`
+	// Bars are the identities left out here: at the boundary of a window of its
+	// eligible set, else of its committee. Only a restart leaves anyone out.
+	Bars []string `json:"b,omitempty"`
 }
 
 // sealedMB is a macroblock this node holds sealed.
@@ -85,10 +92,14 @@ type chain struct {
 	failovers []failoverRow
 
 	committees map[uint64][]string // memo of committee, dropped by truncate
+	bars       map[uint64][]string // what certificates say of who is left out, by index
+	barring    bool                // the release's own exclusions count: see excluded
 }
 
-func newChain(s *settings, histSupers []string) *chain {
-	c := &chain{s: s, joined: map[string]uint64{}, committees: map[uint64][]string{}}
+// newChain makes a chain with the first premade blocks of the network's pre-made
+// history.
+func newChain(s *settings, histSupers []string, premade uint64) *chain {
+	c := &chain{s: s, bars: map[uint64][]string{}, joined: map[string]uint64{}, committees: map[uint64][]string{}}
 	for n := 1; n <= s.genesisCount; n++ {
 		c.genesis = append(c.genesis, GenesisID(n))
 	}
@@ -98,14 +109,14 @@ func newChain(s *settings, histSupers []string) *chain {
 		c.hist = slices.Compact(c.hist)
 	}
 	c.network = sha3.Sum256(fmt.Appendf(nil, "qnetops-lab-genesis %d %d %d %q", s.genesisNanos, s.history, s.genesisCount, c.hist))
-	c.premake()
+	c.premake(min(premade, s.history))
 	return c
 }
 
 // premake computes the pre-made history: every block and certificate, the same
 // blocks on all nodes, and on each node its own choice of signers.
-func (c *chain) premake() {
-	for h := uint64(1); h <= c.s.history; h++ {
+func (c *chain) premake(blocks uint64) {
+	for h := uint64(1); h <= blocks; h++ {
 		b := block{H: h, Slot: int64(h), Producer: c.producer(h, 0), Prev: c.tipHash()}
 		b.Hash = b.sum()
 		c.push(b)
@@ -168,7 +179,7 @@ func (c *chain) stamp(slot int64) uint64 { return uint64(c.due(slot).Unix()) }
 
 // eligible is the eligible set sealed in macroblock w: the genesis members and
 // each super node whose registration is at least the warm-up below the window's
-// head. Window 0 stands for the genesis set.
+// head, without those a restart left out. Window 0 stands for the genesis set.
 func (c *chain) eligible(w uint64) []string {
 	ids := slices.Concat(c.genesis, c.hist)
 	head := node.WindowHead(w)
@@ -181,19 +192,24 @@ func (c *chain) eligible(w uint64) []string {
 		}
 	}
 	slices.Sort(ids)
-	return slices.Compact(ids)
+	return without(slices.Compact(ids), c.left(w))
 }
 
 // committee is the committee and roster of window w, from macroblock w-2
-// without walk-back; the first two windows have the genesis set.
+// without walk-back; the first two windows have the genesis set. What a restart
+// leaves out is filtered here too, on every path.
 func (c *chain) committee(w uint64) []string {
-	if w <= 2 {
-		return c.genesis
-	}
 	if ids, ok := c.committees[w]; ok {
 		return ids
 	}
-	ids := c.eligible(w - 2)
+	ids := c.genesis
+	if w > 2 {
+		ids = c.eligible(w - 2)
+	}
+	if w > 0 {
+		first := node.WindowHead(w-1)/node.CheckpointBlocks + 1
+		ids = without(without(ids, c.excluded(w)), c.bars[first])
+	}
 	c.committees[w] = ids
 	return ids
 }
@@ -265,6 +281,11 @@ func (c *chain) truncate(h uint64) {
 			delete(c.joined, id)
 		}
 	}
+	for i := range c.bars {
+		if i > uint64(len(c.certs)) {
+			delete(c.bars, i)
+		}
+	}
 	c.failovers = slices.DeleteFunc(c.failovers, func(r failoverRow) bool { return r.height > h })
 	clear(c.committees)
 }
@@ -279,11 +300,22 @@ func (c *chain) finalized() uint64 {
 	if len(c.certs) == 0 {
 		return 0
 	}
-	return c.floor() - node.CheckpointBlocks
+	final := c.floor() - node.CheckpointBlocks
+	if k := c.pin().Index; k > 0 && k <= c.lastSealed() && c.floor() >= node.WindowHead(k) {
+		final = max(final, node.WindowHead(k))
+	}
+	return final
 }
 
-// sealable is the newest macroblock the certificates allow to be sealed.
-func (c *chain) sealable() uint64 { return c.finalized() / node.MacroblockBlocks }
+// sealable is the newest macroblock the certificates allow to be sealed: the
+// pinned one needs no certified child.
+func (c *chain) sealable() uint64 {
+	w := c.finalized() / node.MacroblockBlocks
+	if k := c.pin().Index; k > w && c.holds(k) && c.macroblock(k).Hash() == c.pin().Hash {
+		w = k
+	}
+	return w
+}
 
 func (c *chain) lastSealed() uint64 { return uint64(len(c.sealed)) }
 
@@ -294,18 +326,25 @@ func (c *chain) sealBase() uint64 { return max(node.WindowHead(c.lastSealed()), 
 // returns the macroblock sealed by it, 0 for none.
 func (c *chain) pushCert(ct cert) uint64 {
 	c.certs = append(c.certs, ct)
+	c.note(ct.Index, ct.Bars)
 	w := c.lastSealed() + 1
 	if w > c.sealable() {
 		return 0
 	}
-	head := node.WindowHead(w)
-	mb := sealedMB{timestamp: c.stamp(c.slotOf(head)), stateRoot: root("state", c.hashAt(head))}
-	if w > 1 {
-		mb.prev = c.sealed[w-2].hash
-	}
-	mb.hash = node.MacroBlock{Height: w, Timestamp: mb.timestamp, PreviousHash: mb.prev, StateRoot: mb.stateRoot, MicroBlocks: c.micro(head)}.Hash()
-	c.sealed = append(c.sealed, mb)
+	mb := c.macroblock(w)
+	c.sealed = append(c.sealed, sealedMB{hash: mb.Hash(), timestamp: mb.Timestamp, stateRoot: mb.StateRoot, prev: mb.PreviousHash})
 	return w
+}
+
+// macroblock builds macroblock w; the one before it must be sealed and its
+// blocks there.
+func (c *chain) macroblock(w uint64) node.MacroBlock {
+	head := node.WindowHead(w)
+	mb := node.MacroBlock{Height: w, Timestamp: c.stamp(c.slotOf(head)), StateRoot: root("state", c.hashAt(head)), MicroBlocks: c.micro(head)}
+	if w > 1 {
+		mb.PreviousHash = c.sealed[w-2].hash
+	}
+	return mb
 }
 
 // micro lists the block hashes from the start of a window to head.

@@ -24,6 +24,10 @@ type message struct {
 	Vote    *vote     `json:"v,omitempty"`
 	QCs     []cert    `json:"q,omitempty"`
 	Decree  *decree   `json:"d,omitempty"`
+	Era     uint64    `json:"e,omitempty"` // macroblock of the restart the sender's data follows
+	Busy    bool      `json:"y,omitempty"`
+	// Notes say who is left out at certificates the sender holds.
+	Notes map[uint64][]string `json:"x,omitempty"`
 }
 
 // Message types.
@@ -36,6 +40,8 @@ const (
 	msgGetQC  = "getqc"  // certificates from index Certs on
 	msgQCs    = "qcs"    // QCs
 	msgDecree = "decree" // Decree
+	msgGetSt  = "getst"  // a snapshot at or below Height
+	msgState  = "state"  // Height of the snapshot, 0 for none; Busy; Era
 )
 
 // vote is one committee member's vote for a checkpoint.
@@ -95,7 +101,10 @@ func (p *proc) broadcast(m message) {
 // round reaches a sample of the peers only.
 func (p *proc) hello(to string) {
 	m := message{T: msgHello, Network: p.c.network, Boot: p.started.UnixNano(), Height: p.c.tip(), Certs: uint64(len(p.c.certs)),
-		Active: p.phase == phaseRunning, Join: !p.s.genesis && !p.s.observer}
+		Active: p.phase == phaseRunning && p.latch == "", Join: !p.s.genesis && !p.s.observer, Era: p.era}
+	if p.latch != "" { // what lies above the pin is not for anyone
+		m.Height, m.Certs = min(m.Height, node.WindowHead(p.c.pin().Index)), min(m.Certs, node.WindowHead(p.c.pin().Index)/node.CheckpointBlocks)
+	}
 	const sample = 24
 	switch {
 	case to != "":
@@ -130,22 +139,29 @@ func (p *proc) receive(now time.Time, env Envelope) {
 	}
 	pe.seen = now
 	switch {
-	case m.T == msgBlock && m.Block != nil:
-		pe.height = max(pe.height, m.Block.H)
-		p.onBlock(now, env.From, *m.Block)
 	case m.T == msgGet:
 		p.serve(env.From, m)
-	case m.T == msgBlocks:
-		pe.height = max(pe.height, m.Height)
-		p.onBlocks(now, env.From, m.Blocks)
-	case m.T == msgVote && m.Vote != nil:
-		p.onVote(now, *m.Vote)
 	case m.T == msgGetQC:
 		p.serveCerts(env.From, m.Certs)
-	case m.T == msgQCs:
-		p.onCerts(now, env.From, m.QCs)
+	case m.T == msgGetSt:
+		p.serveState(now, env.From, m.Height)
 	case m.T == msgDecree && m.Decree != nil:
 		p.onDecree(*m.Decree)
+	case m.T == msgState:
+		p.onState(now, env.From, m)
+	case p.latch != "" || p.phase == phaseJoin:
+		// A node that failed closed takes nothing, and one that waits for a
+		// snapshot has nothing to put it on.
+	case m.T == msgBlock && m.Block != nil && m.Block.H <= p.bound(pe):
+		pe.height = max(pe.height, m.Block.H)
+		p.onBlock(now, env.From, *m.Block)
+	case m.T == msgBlocks:
+		pe.height = max(pe.height, min(m.Height, p.bound(pe)))
+		p.onBlocks(now, env.From, upTo(m.Blocks, p.bound(pe)), m.Notes)
+	case m.T == msgVote && m.Vote != nil && m.Vote.Index*node.CheckpointBlocks <= p.bound(pe):
+		p.onVote(now, *m.Vote)
+	case m.T == msgQCs:
+		p.onCerts(now, env.From, slices.DeleteFunc(m.QCs, func(ct cert) bool { return ct.Index*node.CheckpointBlocks > p.bound(pe) }))
 	}
 }
 
@@ -157,7 +173,11 @@ func (p *proc) onHello(now time.Time, from string, pe *peer, m message) {
 		p.peers[from] = pe
 	}
 	*pe = peer{seen: now, boot: m.Boot, height: m.Height, certs: m.Certs, active: m.Active, join: m.Join,
-		validated: m.Network == p.c.network}
+		validated: m.Network == p.c.network, era: m.Era}
+	if p.era > pe.era {
+		end := p.bound(pe)
+		pe.height, pe.certs, pe.active = min(m.Height, end), min(m.Certs, end/node.CheckpointBlocks), false
+	}
 	if fresh && pe.validated {
 		p.hello(from)
 		p.cur.sent = time.Time{} // let the newcomer have this node's vote
@@ -180,8 +200,11 @@ func (p *proc) onBlock(now time.Time, from string, b block) {
 		}
 		p.ask(now, from, tip+1)
 	case b.H == tip && tip > p.c.floor() && b.Hash != p.c.tipHash() && better(b, p.c.blocks[tip-1]) && b.Prev == p.c.hashAt(tip-1):
+		own := p.c.blocks[tip-1]
 		p.cut(tip - 1)
-		p.take(now, b)
+		if !p.take(now, b) {
+			p.take(now, own)
+		}
 	}
 }
 
@@ -277,6 +300,10 @@ func (p *proc) produce(now time.Time) {
 		return
 	}
 	tip := p.c.tip()
+	if p.latch != "" || p.c.lastSealed() < p.c.pin().Index {
+		p.gateAt, p.round = now, 0
+		return
+	}
 	p.parked = tip+1 > p.c.sealBase()+node.HorizonBlocks
 	best, _ := p.best(now)
 	if p.parked || best > tip+1 || !p.meshOpen(now) {
@@ -325,7 +352,7 @@ func (p *proc) forge(now time.Time) {
 		return
 	}
 	b := block{H: h, Slot: max(p.c.slotOf(h-1)+1, p.c.slotAt(now)), Round: p.round, Turn: p.c.turn0(h) + p.round,
-		Producer: p.s.id, Prev: p.c.tipHash(), Joins: p.joins(now)}
+		Producer: p.s.id, Prev: p.c.tipHash(), Joins: p.joins(now), Beats: p.beats(h, now)}
 	b.Hash = b.sum()
 	p.mark = mark{Height: h, Round: b.Round, Window: node.OwnWindow(h)}
 	p.stored(p.st.writeMark(p.mark))
@@ -351,6 +378,21 @@ func (p *proc) joins(now time.Time) []string {
 		}
 	}
 	slices.Sort(ids)
+	return ids
+}
+
+// beats are the heartbeats a block carries: of identities that are left out and
+// that this node hears. Nobody else's eligibility hangs on them in the lab.
+func (p *proc) beats(h uint64, now time.Time) []string {
+	if h%10 != 5 {
+		return nil
+	}
+	var ids []string
+	for _, id := range p.c.left(node.WindowOf(h)) {
+		if pe := p.peers[id]; id == p.s.id || (pe != nil && p.alive(pe, now)) {
+			ids = append(ids, id)
+		}
+	}
 	return ids
 }
 
@@ -416,13 +458,21 @@ func (p *proc) prepare() bool {
 
 // votes says whether this node votes for the current checkpoint.
 func (p *proc) votes() bool {
-	return p.phase == phaseRunning && !p.muted() && !p.fault.On(FaultAbstain) &&
+	return p.phase == phaseRunning && p.latch == "" && p.c.lastSealed() >= p.c.pin().Index && !p.muted() && !p.fault.On(FaultAbstain) &&
 		p.member(p.s.id, node.WindowOf(p.cur.index*node.CheckpointBlocks))
+}
+
+// voteFor signs a vote for a checkpoint.
+func (p *proc) voteFor(index uint64, hash node.Hash) vote {
+	if p.oldVotes {
+		hash = root("abandoned", hash)
+	}
+	return vote{Index: index, Hash: hash, Voter: p.s.id, Sig: sign(p.s.id, node.VoteText(hash))}
 }
 
 // castVote sends this node's vote, once it is made and again while it waits.
 func (p *proc) castVote(_ time.Time, index uint64, hash node.Hash) {
-	v := vote{Index: index, Hash: hash, Voter: p.s.id, Sig: sign(p.s.id, node.VoteText(hash))}
+	v := p.voteFor(index, hash)
 	if index != p.cur.index || hash != p.cur.hash {
 		// Certified or abandoned before the vote left. The others may still
 		// miss it, so a vote for a certified checkpoint goes out all the same.
@@ -449,7 +499,7 @@ func (p *proc) revote(now time.Time) {
 	}
 	p.cur.sent = now
 	if p.votes() {
-		v := vote{Index: p.cur.index, Hash: p.cur.hash, Voter: p.s.id, Sig: sign(p.s.id, node.VoteText(p.cur.hash))}
+		v := p.voteFor(p.cur.index, p.cur.hash)
 		p.broadcast(message{T: msgVote, Vote: &v})
 	}
 }
@@ -489,7 +539,7 @@ func (p *proc) count() (cert, bool) {
 	}
 	members := p.c.committee(node.WindowOf(p.cur.index * node.CheckpointBlocks))
 	quorum := node.QuorumSize(len(members))
-	ct := cert{Index: p.cur.index, Hash: p.cur.hash}
+	ct := cert{Index: p.cur.index, Hash: p.cur.hash, Bars: p.c.barsAt(p.cur.index)}
 	for _, v := range t.votes {
 		if v.Hash == p.cur.hash && slices.Contains(members, v.Voter) {
 			ct.Signers, ct.Sigs = append(ct.Signers, v.Voter), append(ct.Sigs, v.Sig)
@@ -505,6 +555,9 @@ func (p *proc) count() (cert, bool) {
 func (p *proc) certified(ct cert, adopted bool) {
 	w := p.c.pushCert(ct)
 	p.stored(p.st.addCert(&ct))
+	if head := ct.Index * node.CheckpointBlocks; head == node.WindowHead(p.c.pin().Index) {
+		p.judgeSynced()
+	}
 	delete(p.tally, ct.Index)
 	if ct.Index > 1 {
 		p.log.info("[INFO][BFT2] checkpoint_final round=%d finalized_h=%d", ct.Index-1, p.c.finalized())

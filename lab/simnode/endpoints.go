@@ -223,7 +223,7 @@ func (a *api) blocksStats(w http.ResponseWriter, _ *http.Request) {
 func (a *api) microblock(w http.ResponseWriter, _ *http.Request, h uint64) {
 	var body m
 	a.read(func(p *proc) {
-		if h < 1 || h > p.c.tip() {
+		if _, gone := p.pruned(); h < 1 || h > p.c.tip() || h <= gone {
 			return
 		}
 		b := p.c.blocks[h-1]
@@ -368,7 +368,7 @@ func (a *api) snapshotLatest(w http.ResponseWriter, r *http.Request) {
 	}
 	body := m{"height": 0, "ipfs_cid": "", "available": false, "message": "No snapshots available yet"}
 	a.read(func(p *proc) {
-		for _, h := range p.c.snapshots() {
+		for _, h := range p.snapshots() {
 			if h <= limit {
 				body = m{"height": h, "ipfs_cid": "", "available": true, "node_id": p.s.id, "timestamp": p.c.stamp(p.c.slotOf(h))}
 			}
@@ -385,7 +385,7 @@ const snapshotChunkSize = 32 << 10
 func (a *api) snapshotData(h uint64) []byte {
 	var data []byte
 	a.read(func(p *proc) {
-		if slices.Contains(p.c.snapshots(), h) {
+		if slices.Contains(p.snapshots(), h) {
 			data = make([]byte, 2*snapshotChunkSize)
 			seed := p.c.hashAt(h)
 			sha3.ShakeSum256(data, seed[:])
@@ -400,13 +400,11 @@ func (a *api) snapshot(w http.ResponseWriter, _ *http.Request, h uint64) {
 		reply(w, http.StatusOK, m{"error": "Snapshot not found", "height": h})
 		return
 	}
-	select {
-	case a.permits <- struct{}{}:
-		defer func() { <-a.permits }()
-	default:
+	if !a.p.permit() {
 		reply(w, http.StatusOK, m{"error": "snapshot serve busy"})
 		return
 	}
+	defer a.p.release()
 	w.Header().Set("Content-Disposition", fmt.Sprintf("attachment; filename=\"snapshot_%d.bin\"", h))
 	octets(w, data)
 }

@@ -30,12 +30,18 @@ const (
 	FaultStopProducing Kind = "stop-producing" // never produces, not even for others
 	FaultStorageError  Kind = "storage-error"  // macroblock reads fail
 	FaultLogLevel      Kind = "log-level"      // =0..5 [2] instead of QNET_LOG_LEVEL
+	FaultSnapshotBusy  Kind = "snapshot-busy"  // all permits for snapshots are taken
+	FaultNoSnapshot    Kind = "no-snapshot"    // holds no snapshot
+	FaultPruned        Kind = "pruned"         // =HEIGHT [of the last seal] has no block bodies up to there but those its newest snapshot below stands for
+	FaultKeepMark      Kind = "keep-mark"      // a rollback leaves the signing mark: the node produces nothing after it
+	FaultKeepVotes     Kind = "keep-votes"     // a rollback leaves the vote commitments: nothing is sealed after it
 )
 
 // Kinds lists the faults a node knows.
 func Kinds() []Kind {
 	return []Kind{FaultMute, FaultAbstain, FaultIsolate, FaultLag, FaultSlow, FaultSkew, FaultHangHealth, FaultLieHeight,
-		FaultLieBuild, FaultRateLimit, FaultFailover, FaultFork, FaultStopProducing, FaultStorageError, FaultLogLevel}
+		FaultLieBuild, FaultRateLimit, FaultFailover, FaultFork, FaultStopProducing, FaultStorageError, FaultLogLevel,
+		FaultSnapshotBusy, FaultNoSnapshot, FaultPruned, FaultKeepMark, FaultKeepVotes}
 }
 
 // Faults are the faults set on one node. The zero value has none; all methods
@@ -52,7 +58,7 @@ func (f *Faults) Set(kind Kind, arg string) error {
 		return fmt.Errorf("unknown node fault %q: known are %s", kind, joinKinds())
 	}
 	switch kind {
-	case FaultLag, FaultLieHeight, FaultSkew, FaultLogLevel:
+	case FaultLag, FaultLieHeight, FaultSkew, FaultLogLevel, FaultPruned:
 		if _, err := strconv.ParseInt(arg, 10, 32); arg != "" && err != nil {
 			return fmt.Errorf("fault %s: argument %q is not a number", kind, arg)
 		}

@@ -594,6 +594,105 @@ func TestRollbackVariables(t *testing.T) {
 	})
 }
 
+// rolledBack is a fleet that lost its quorum, went on to produce, and was then rolled back with all nodes up again.
+func rolledBack(l *labNet, fault Kind, victims int) {
+	l.start(l.ids...)
+	l.blocks(upBlocks + 50)
+	for _, id := range l.ids[:2] {
+		_ = l.nodes[id].faults.Set(FaultAbstain, "")
+	}
+	l.blocks(150) // blocks above the floor that are never certified
+	for i, id := range l.ids {
+		n := l.nodes[id]
+		n.faults.Clear()
+		n.halt()
+		if i < victims {
+			_ = n.faults.Set(fault, "")
+		}
+	}
+	l.startAll("QNET_ROLLBACK_TO_LAST_SEALED=1")
+	l.blocks(upBlocks)
+}
+
+// startAll starts all nodes with a variable.
+func (l *labNet) startAll(env ...string) {
+	for _, id := range l.ids {
+		l.nodes[id].start(env...)
+	}
+}
+
+// healed rolls back once more without the fault, after which the chain goes on.
+func healed(t *testing.T, l *labNet) {
+	t.Helper()
+	n := l.nodes[l.ids[0]]
+	for _, id := range l.ids {
+		l.nodes[id].halt()
+		l.nodes[id].faults.Clear()
+	}
+	l.startAll("QNET_ROLLBACK_TO_LAST_SEALED=1")
+	l.blocks(upBlocks)
+	h, sealed := n.heightNow(), n.sealedNow()
+	l.blocks(300)
+	if n.heightNow() < h+250 || n.sealedNow() < sealed+2 {
+		t.Errorf("height %d -> %d, sealed %d -> %d after another rollback\n%s", h, n.heightNow(), sealed, n.sealedNow(), n.out)
+	}
+}
+
+// TestRollbackThatKeepsTheMark is incident 2 of facts 8: nobody produces, and every node says by which mark it yields.
+func TestRollbackThatKeepsTheMark(t *testing.T) {
+	bubble(t, 5, 0, []string{history}, func(t *testing.T, l *labNet) {
+		rolledBack(l, FaultKeepMark, 5)
+		n := l.nodes[l.ids[0]]
+		h := n.heightNow()
+		l.blocks(180)
+		if got := n.heightNow(); got != h {
+			t.Fatalf("height %d -> %d", h, got)
+		}
+		yields := 0
+		for _, id := range l.ids {
+			out := l.nodes[id].out
+			if out.count("truncated_to=") != 1 || out.count("signed_mark_lowered") != 0 {
+				t.Errorf("%s:\n%s", id, out)
+			}
+			if strings.Contains(out.String(), "already_signed_this_round h=") && strings.Contains(out.String(), " hwm_h=") {
+				yields++
+			}
+		}
+		if yields == 0 {
+			t.Error("no node says why")
+		}
+		healed(t, l)
+	})
+}
+
+// TestRollbackThatKeepsTheVotes is incidents 3 and 4 of facts 8: blocks are made and nothing is sealed, up to the horizon.
+func TestRollbackThatKeepsTheVotes(t *testing.T) {
+	bubble(t, 5, 0, []string{history}, func(t *testing.T, l *labNet) {
+		rolledBack(l, FaultKeepVotes, 2)
+		n := l.nodes[l.ids[0]]
+		h, sealed := n.heightNow(), n.sealedNow()
+		l.blocks(180)
+		if n.heightNow() < h+170 || n.sealedNow() != sealed {
+			t.Errorf("height %d -> %d, sealed %d -> %d", h, n.heightNow(), sealed, n.sealedNow())
+		}
+		l.blocks(node.HorizonBlocks)
+		if got, base := n.heightNow(), n.num(pathPosition, "finalized_height")+node.CheckpointBlocks; got != base+node.HorizonBlocks {
+			t.Errorf("height %d, want parked at %d", got, base+node.HorizonBlocks)
+		}
+		// It stays so when the variable is gone and the fault too: the votes are on disk.
+		for _, id := range l.ids {
+			l.nodes[id].faults.Clear()
+			l.nodes[id].halt()
+			l.nodes[id].start()
+		}
+		l.blocks(upBlocks + 100)
+		if n.sealedNow() != sealed {
+			t.Errorf("sealed %d -> %d by a restart alone", sealed, n.sealedNow())
+		}
+		healed(t, l)
+	})
+}
+
 func TestCleanDataWipes(t *testing.T) {
 	bubble(t, 5, 0, nil, func(t *testing.T, l *labNet) {
 		n := l.nodes[l.ids[0]]

@@ -33,6 +33,7 @@ const (
 	phaseStabilise              // all genesis peers connected
 	phaseSync                   // initial sync
 	phaseRunning                // brought up
+	phaseJoin                   // before all others: no data under a pin, a snapshot is wanted
 )
 
 // Times of the real node in seconds; all of them scale.
@@ -52,6 +53,9 @@ const (
 	secCrash       = 2  // behaviour crash
 	secOOM         = 20 // behaviour oom, after bring-up
 	secHello       = 5
+	secJoin        = 60 // how long a node without data looks for a snapshot
+	secTransfer    = 4  // a snapshot on its way, which holds a permit
+	secBusy        = 2  // before it asks again
 )
 
 // proc is one running node. The loop goroutine owns it and holds mu while it
@@ -105,6 +109,16 @@ type proc struct {
 	stuckTip     uint64
 	shutdownAt   time.Time
 	decreeSeq    uint64 // newest decree this process has taken
+
+	meta  meta
+	era   uint64 // see meta.Era
+	latch string // why this node failed closed, empty if it did not
+	join  join
+	// disputeTick is when a refused certificate is told of again.
+	disputeTick uint64
+	// oldVotes: this node's votes are for an abandoned chain, see dropVotes.
+	oldVotes bool
+	permits  chan struct{} // snapshot transfers, node-wide
 }
 
 // peer is what is known of one other node.
@@ -116,6 +130,7 @@ type peer struct {
 	active    bool
 	join      bool
 	validated bool
+	era       uint64
 }
 
 // later is something the loop does at a time.
@@ -142,7 +157,7 @@ func (p *proc) at(t time.Time, fn func(now time.Time)) { heap.Push(&p.queue, lat
 func run(ctx context.Context, cfg Config) int {
 	env := environ(cfg.Env)
 	p := &proc{s: parseEnv(env), cfg: cfg, fault: cfg.Faults, started: time.Now(),
-		peers: map[string]*peer{}, orphans: map[uint64]block{}, tally: map[uint64]*tally{}}
+		peers: map[string]*peer{}, orphans: map[uint64]block{}, tally: map[uint64]*tally{}, permits: make(chan struct{}, snapshotPermits)}
 	p.log = newLogger(cfg.Stdout, cfg.Stderr, p.s.logLevel)
 	if p.fault == nil {
 		p.fault, p.file = &Faults{}, true
@@ -231,6 +246,9 @@ func (p *proc) openData(env environ) (int, bool) {
 		return exitFault, false
 	}
 	p.st = st
+	if p.file {
+		p.fault.parse(st.faults()) // some faults act on the start itself
+	}
 	if err := p.replay(env); err != nil {
 		st.close()
 		p.log.stderr("[FATAL][STORAGE] open_failed err=%v", err)
@@ -255,24 +273,52 @@ func (p *proc) replay(env environ) error {
 			}
 		}
 	}
-	m, err := p.st.pin(meta{Genesis: p.s.genesisNanos, History: p.s.history, GenesisCount: p.s.genesisCount, Supers: supers})
+	empty := p.st.empty()
+	want := meta{Genesis: p.s.genesisNanos, History: p.s.history, GenesisCount: p.s.genesisCount, Supers: supers}
+	if k := p.s.release.Pin.Index; empty && k > 0 {
+		p.beginJoin(want)
+		return nil
+	}
+	m, err := p.st.pin(want)
 	if err != nil {
 		return err
 	}
-	p.s.genesisNanos, p.s.history, p.s.genesisCount = m.Genesis, m.History, m.GenesisCount
-	p.c = newChain(&p.s, m.Supers)
+	return p.open(m, env)
+}
+
+// open replays the chain of a directory.
+func (p *proc) open(m meta, env environ) error {
+	p.adopt(m)
+	p.c.bar(p.s.release.active() && m.Era == p.s.release.Pin.Index)
 	if err := p.st.load(p.c); err != nil {
 		return err
 	}
 	if _, err := p.st.readJSON(fileMark, &p.mark); err != nil {
 		return err
 	}
+	if _, err := p.st.readJSON(fileVotes, &p.oldVotes); err != nil {
+		return err
+	}
 	p.rollback(env)
+	if err := p.judgePin(); err != nil {
+		return err
+	}
 	if w := p.c.lastSealed() / node.GALCWindows * node.GALCWindows; w > 0 {
 		p.log.always("[INFO][GALC] reloaded_persisted_root mb=%d hash=%.16s", w, p.c.sealed[w-1].hash)
 	}
 	p.cachedHeight = p.c.tip()
 	return nil
+}
+
+// adopt starts the chain that a directory's meta names.
+func (p *proc) adopt(m meta) {
+	p.meta, p.era = m, m.Era
+	p.s.genesisNanos, p.s.history, p.s.genesisCount = m.Genesis, m.History, m.GenesisCount
+	premade := m.History
+	if m.Premade > 0 {
+		premade = m.Premade
+	}
+	p.c = newChain(&p.s, m.Supers, premade)
 }
 
 // rollback is the boot rollback of QNET_ROLLBACK_* (facts 4.6).
@@ -305,11 +351,22 @@ func (p *proc) rollback(env environ) {
 		p.log.always("[INFO][ROLLBACK] truncated_to=%d dropped=%d — remove the env var before the next start", target, tip-target)
 	}
 	p.lowerMark(min(target, tip))
+	p.stored(p.dropVotes())
+}
+
+// dropVotes forgets the votes for what a rollback abandoned. Where it does not (incident 4 of facts 8), the engine's votes
+// stay with the abandoned chain until a rollback that does.
+func (p *proc) dropVotes() error {
+	p.oldVotes = p.fault.On(FaultKeepVotes)
+	if p.oldVotes {
+		return p.st.writeJSON(fileVotes, true)
+	}
+	return p.st.remove(fileVotes)
 }
 
 // lowerMark lets the node sign again above the height a rollback reached.
 func (p *proc) lowerMark(h uint64) {
-	if p.mark.Height <= h {
+	if p.mark.Height <= h || p.fault.On(FaultKeepMark) {
 		return
 	}
 	old := p.mark
@@ -496,6 +553,8 @@ func (p *proc) setPhase(ph phase, now time.Time) { p.phase, p.phaseAt = ph, now 
 // boot moves the start-up on: peers, stabilisation, initial sync, bring-up.
 func (p *proc) boot(now time.Time) {
 	switch p.phase {
+	case phaseJoin:
+		p.askState(now)
 	case phaseWait:
 		if p.s.genesis {
 			p.waitGenesis(now)
@@ -697,6 +756,9 @@ func (p *proc) watch(now time.Time) {
 	}
 	if p.phase == phaseRunning && p.round >= node.MaxFailoverRound {
 		p.log.always("[WARN][TIMEOUT] failover_round_capped round=%d cap=%d mb=%d action=hold+recovery_sync", p.round, node.MaxFailoverRound, node.WindowOf(p.c.tip()+1))
+	}
+	if p.latch != "" && p.tick%30 == 0 {
+		p.sayLatched()
 	}
 	if p.tick%30 == 0 && p.livePeers(now) == 0 {
 		p.log.warn("[WARN][MONITOR] no_peers_connected")

@@ -2,6 +2,7 @@ package simnode
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -25,6 +26,7 @@ const (
 	fileTaint  = "CORRUPTION" // two nodes were on this directory
 	fileOOM    = "oom-count"
 	fileDecree = "decree-seq"
+	fileVotes  = "abandoned-votes"
 	fileFaults = "lab-faults"
 	// The marks of a RocksDB directory. They hold nothing here, but the image
 	// goes by them: see enterImage.
@@ -100,6 +102,13 @@ type meta struct {
 	History      uint64   `json:"history"`
 	GenesisCount int      `json:"genesis_count"`
 	Supers       []string `json:"supers"`
+	// Premade is how much of the history this directory has; 0 is all of it. Only
+	// a node that joined a restarted chain has less.
+	Premade uint64 `json:"premade,omitempty"`
+	// Era is the macroblock of the restart that this directory's data follows; 0
+	// is the chain from genesis on. What lies above that macroblock in data of
+	// another era was abandoned.
+	Era uint64 `json:"era,omitempty"`
 }
 
 // store is an open data directory; the zero value stores nothing.
@@ -145,10 +154,15 @@ func openStore(dir string) (*store, error) {
 
 // wipe deletes everything but the lock and the lab's own files.
 func (st *store) wipe() error {
+	return st.remove(fileMeta, fileBlocks, fileCerts, fileMark, fileVotes)
+}
+
+// remove deletes files that may be absent.
+func (st *store) remove(names ...string) error {
 	if st.dir == "" {
 		return nil
 	}
-	for _, name := range []string{fileMeta, fileBlocks, fileCerts, fileMark} {
+	for _, name := range names {
 		if err := os.Remove(filepath.Join(st.dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("cleaning data directory: %w", err)
 		}
@@ -171,13 +185,48 @@ func (st *store) pin(m meta) (meta, error) {
 	return m, st.writeJSON(fileMeta, m)
 }
 
+// empty says whether a node has never begun a chain here.
+func (st *store) empty() bool {
+	if st.dir == "" {
+		return true
+	}
+	for _, name := range []string{fileMeta, fileBlocks} {
+		if _, err := os.Stat(filepath.Join(st.dir, name)); err == nil {
+			return false
+		}
+	}
+	return true
+}
+
+// notes reads what the stored certificates say of who is left out: the blocks
+// cannot be checked without.
+func (st *store) notes(c *chain) error {
+	raw, err := os.ReadFile(filepath.Join(st.dir, fileCerts))
+	if errors.Is(err, os.ErrNotExist) || (err == nil && !bytes.Contains(raw, []byte(`"b":[`))) {
+		return nil
+	}
+	for line := range bytes.Lines(raw) {
+		var ct struct {
+			Index uint64   `json:"i"`
+			Bars  []string `json:"b"`
+		}
+		if json.Unmarshal(line, &ct) == nil && len(ct.Bars) > 0 {
+			c.note(ct.Index, ct.Bars)
+		}
+	}
+	return err
+}
+
 // load replays the stored blocks and certificates into c.
 func (st *store) load(c *chain) error {
 	st.first = c.tip()
 	if st.dir == "" {
 		return nil
 	}
-	var err error
+	err := st.notes(c)
+	if err != nil {
+		return err
+	}
 	if st.blocks, st.offsets, err = openLines(filepath.Join(st.dir, fileBlocks), func(line []byte) bool {
 		var b block
 		if json.Unmarshal(line, &b) != nil || c.check(&b) != nil {

@@ -1,6 +1,7 @@
 package simnode
 
 import (
+	"slices"
 	"time"
 
 	"github.com/qnetops/qnetops/node"
@@ -16,6 +17,9 @@ const (
 
 // sync asks for what this node lacks: blocks, then certificates.
 func (p *proc) sync(now time.Time) {
+	if p.latch != "" || p.phase == phaseJoin {
+		return
+	}
 	best, who := p.best(now)
 	if lag := p.lag(); best > lag {
 		best -= lag
@@ -84,7 +88,27 @@ func (p *proc) serve(to string, m message) {
 		return
 	}
 	end := min(m.Height-1+uint64(min(m.Max, batchBlocks)), tip)
-	p.send(to, message{T: msgBlocks, Height: tip, Blocks: p.c.blocks[m.Height-1 : end]})
+	if from, to := p.pruned(); m.Height <= to && end >= from {
+		if end = from - 1; end < m.Height {
+			return
+		}
+	}
+	p.send(to, message{T: msgBlocks, Height: tip, Blocks: p.c.blocks[m.Height-1 : end], Notes: p.c.barsFor(m.Height, end)})
+}
+
+// pruned is the range of blocks whose bodies this node has not: nothing unless the fault is on. To other nodes the blocks
+// below the newest snapshot in reach stand for its state.
+func (p *proc) pruned() (from, to uint64) {
+	if !p.fault.On(FaultPruned) {
+		return 0, 0
+	}
+	to = uint64(max(p.fault.num(FaultPruned, int64(node.WindowHead(p.c.lastSealed()))), 0))
+	for _, h := range p.c.snapshots() {
+		if h <= to {
+			from = max(from, h)
+		}
+	}
+	return from + 1, to
 }
 
 // serveCerts answers a request for certificates; the batch is bounded by its
@@ -106,9 +130,14 @@ func (p *proc) serveCerts(to string, from uint64) {
 
 // onBlocks takes a batch: the continuation of this chain, or another branch
 // that replaces ours above the certified floor if it is longer.
-func (p *proc) onBlocks(now time.Time, from string, list []block) {
+func (p *proc) onBlocks(now time.Time, from string, list []block, notes map[uint64][]string) {
 	if from == p.request.peer {
 		p.request.until = time.Time{}
+	}
+	for i, ids := range notes {
+		if i > uint64(len(p.c.certs)) {
+			p.c.note(i, ids)
+		}
 	}
 	if len(list) == 0 || list[0].H > p.c.tip()+1 || list[0].H == 0 {
 		return
@@ -125,22 +154,49 @@ func (p *proc) onBlocks(now time.Time, from string, list []block) {
 	if len(list) == 0 {
 		return
 	}
-	if fork := list[0].H; fork <= p.c.tip() {
+	before := p.c.tip()
+	if fork := list[0].H; fork <= before {
 		last := list[len(list)-1]
-		if fork <= p.c.floor() || last.H < p.c.tip() || (last.H == p.c.tip() && !better(last, p.c.blocks[last.H-1])) {
+		if fork <= p.c.floor() || last.H < before || (last.H == before && !better(last, p.c.blocks[last.H-1])) {
 			return
 		}
-		p.log.always("[WARN][FORK] branch_replaced fork_h=%d local_h=%d branch_h=%d", fork, p.c.tip(), last.H)
-		p.cut(fork - 1)
+		if !p.replace(now, list) {
+			return
+		}
+	} else {
+		p.takeAll(now, list)
 	}
+	// At once, but only after progress: a peer whose blocks this node does not
+	// take would be asked without end.
+	if best, who := p.best(now); best > p.c.tip()+1 && p.c.tip() > before {
+		p.ask(now, who, p.c.tip()+1)
+	}
+}
+
+// takeAll takes a batch up to the first block that does not follow.
+func (p *proc) takeAll(now time.Time, list []block) {
 	for _, b := range list {
 		if b.H == p.c.tip()+1 && !p.take(now, b) {
 			break
 		}
 	}
-	if best, who := p.best(now); best > p.c.tip()+1 {
-		p.ask(now, who, p.c.tip()+1)
+}
+
+// replace gives up this node's blocks for another branch. One that breaks off
+// below the blocks it is to replace is refused: the nodes it comes from derive
+// another roster than this one.
+func (p *proc) replace(now time.Time, list []block) bool {
+	fork, before := list[0].H, p.c.tip()
+	own := slices.Clone(p.c.blocks[fork-1:])
+	p.cut(fork - 1)
+	p.takeAll(now, list)
+	if p.c.tip() < before {
+		p.cut(fork - 1)
+		p.takeAll(now, own)
+		return false
 	}
+	p.log.always("[WARN][FORK] branch_replaced fork_h=%d local_h=%d branch_h=%d", fork, before, list[len(list)-1].H)
+	return true
 }
 
 // onCerts adopts certificates of peers. A valid certificate for another
@@ -152,6 +208,9 @@ func (p *proc) onCerts(now time.Time, from string, list []cert) {
 			continue
 		}
 		if !p.prepare() {
+			break
+		}
+		if ct.Hash != p.cur.hash && !p.adopts(from, ct) {
 			break
 		}
 		if !p.c.validCert(ct) {
