@@ -241,7 +241,7 @@ func (a *agent) serveStream(ctx context.Context, req request) (v any, known bool
 }
 
 var writes = map[string]bool{methodTakeFence: true, methodReleaseFence: true, methodTakeOver: true, methodPull: true, methodStage: true,
-	methodDiscard: true, methodReplace: true, methodPutBack: true, methodFinish: true, methodState: true,
+	methodDiscard: true, methodReplace: true, methodPutBack: true, methodFinish: true, methodState: true, methodDecree: true,
 	methodDataAside: true, methodDataCopy: true, methodDataBack: true}
 
 // change runs one write. The lock of the host is held for the whole of it, so a
@@ -311,6 +311,10 @@ func (a *agent) changeContainer(ctx context.Context, req request, claim Claim) (
 	case methodState:
 		return with(req, func(p StateRequest) (ContainerFacts, error) {
 			return logged(a.cfg, claim, p.Container, txState, watch, func(l *txLog) (ContainerFacts, error) { return a.ops.bring(ctx, p, l) })
+		})
+	case methodDecree:
+		return with(req, func(p DecreeRequest) (DecreeAnswer, error) {
+			return logged(a.cfg, claim, p.Container, txDecree, watch, func(l *txLog) (DecreeAnswer, error) { return a.ops.decree(a.life, p, l) })
 		})
 	case methodFinish:
 		return with(req, func(p FinishRequest) (FinishResult, error) {

@@ -26,8 +26,9 @@ const (
 	CodeOneShot      = "one_shot"    // the container would act again at its start
 	CodeGuardian     = "guardian"
 	CodeCancelled    = "cancelled"
-	CodeNodeAway     = "node_away" // nothing answers on the node's port
-	CodeCut          = "cut"       // an answer broke off
+	CodeNodeAway     = "node_away"  // nothing answers on the node's port
+	CodeNodeDoubt    = "node_doubt" // the node was told something and its answer is not known
+	CodeCut          = "cut"        // an answer broke off
 	CodeTooLarge     = "too_large"
 	CodeInternal     = "internal"
 )
@@ -41,12 +42,13 @@ var (
 	ErrDataDir    = errors.New("data directory would change")
 	ErrEngineAway = errors.New("engine does not answer")
 	ErrOneShot    = errors.New("carries a variable that acts at every start")
+	ErrNodeDoubt  = errors.New("whether the node took it is not known")
 )
 
 var sentinels = map[string]error{
 	CodeNotFound: ErrNotFound, CodeAuth: ErrAuth, CodeNoSpace: ErrNoSpace,
 	CodeChanged: ErrChanged, CodeDataDir: ErrDataDir, CodeEngineAway: ErrEngineAway, CodeOneShot: ErrOneShot,
-	CodeCut: io.ErrUnexpectedEOF,
+	CodeCut: io.ErrUnexpectedEOF, CodeNodeDoubt: ErrNodeDoubt,
 }
 
 // Error is a refusal or a failure on the host. Its text never holds a value of

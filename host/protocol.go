@@ -41,6 +41,7 @@ const (
 	methodPutBack      = "put_back"
 	methodFinish       = "finish"
 	methodState        = "state"
+	methodDecree       = "decree"
 	methodData         = "data"
 	methodDataAside    = "data_aside"
 	methodDataCopy     = "data_copy"

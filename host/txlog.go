@@ -21,6 +21,7 @@ const (
 	txPutBack = "put_back"
 	txFinish  = "finish"
 	txState   = "state"
+	txDecree  = "decree"
 
 	stepBegin = "begin"
 	stepTurn  = "turn" // forward is given up, from here on the old container is put back
@@ -47,6 +48,7 @@ const (
 	stepPolicy      = "policy"
 	stepStop        = "stop"
 	stepStart       = "start"
+	stepDecree      = "decree"
 )
 
 // stepsOfNode are the steps between which the node is down.
