@@ -12,7 +12,6 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/qnetops/qnetops/internal/sqldb"
-	"github.com/qnetops/qnetops/restart"
 	"github.com/qnetops/qnetops/rolling"
 )
 
@@ -139,17 +138,9 @@ func readGlobals(c *cli.Context, s streams) (globals, error) {
 	default:
 		faults = append(faults, fmt.Sprintf("--output %q: want table or json", c.String("output")))
 	}
-	for _, w := range c.StringSlice("waive") {
-		check, reason, ok := strings.Cut(w, "=")
-		switch {
-		case !ok || strings.TrimSpace(reason) == "":
-			faults = append(faults, fmt.Sprintf("--waive %q: want CHECK=REASON with a reason", w))
-		case !rolling.Waivable(check) && check != restart.TriggerCheck:
-			faults = append(faults, fmt.Sprintf("--waive %q: no waivable check of that name (waivable: %s)", check, strings.Join(append(rolling.WaivableChecks(), restart.TriggerCheck), ", ")))
-		default:
-			g.waivers = append(g.waivers, rolling.Waiver{Check: check, Reason: strings.TrimSpace(reason)})
-		}
-	}
+	var bad []string
+	g.waivers, bad = readWaivers(c.StringSlice("waive"), commandPath(c))
+	faults = append(faults, bad...)
 	if g.agent != "" {
 		if _, err := os.Stat(g.agent); err != nil {
 			faults = append(faults, fmt.Sprintf("--agent: %v", err))
@@ -203,10 +194,21 @@ func splitIDs(list string) []string {
 	return out
 }
 
+// commandPath is the command as it is typed after the program's name, such as "restart record".
+func commandPath(c *cli.Context) string {
+	var path []string
+	for _, at := range c.Lineage() { // the innermost first, the program itself last
+		if at.Command != nil && at.Command.Name != "" && at.Command.Name != c.App.Name {
+			path = append([]string{at.Command.Name}, path...)
+		}
+	}
+	return strings.Join(path, " ")
+}
+
 // noArguments refuses arguments to a command that takes none.
 func noArguments(c *cli.Context) error {
 	if c.NArg() > 0 {
-		return &usageError{text: fmt.Sprintf("%s takes no arguments, got %q", c.Command.FullName(), c.Args().Slice()), hint: "qnetops " + c.Command.FullName() + " --help"}
+		return &usageError{text: fmt.Sprintf("%s takes no arguments, got %q", commandPath(c), c.Args().Slice()), hint: "qnetops " + commandPath(c) + " --help"}
 	}
 	return nil
 }
@@ -214,7 +216,7 @@ func noArguments(c *cli.Context) error {
 // oneArgument returns the only argument of a command.
 func oneArgument(c *cli.Context, what string) (string, error) {
 	if c.NArg() != 1 {
-		return "", &usageError{text: fmt.Sprintf("%s takes exactly one %s, got %d arguments", c.Command.FullName(), what, c.NArg()), hint: "qnetops " + c.Command.FullName() + " --help"}
+		return "", &usageError{text: fmt.Sprintf("%s takes exactly one %s, got %d arguments", commandPath(c), what, c.NArg()), hint: "qnetops " + commandPath(c) + " --help"}
 	}
 	return c.Args().First(), nil
 }

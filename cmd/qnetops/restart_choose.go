@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -60,7 +61,7 @@ type choiceInput struct {
 
 func readChoice(c *cli.Context) (choiceInput, error) {
 	in := choiceInput{signers: c.String("allowed-signers"), places: c.Args().Slice()}
-	usage := "qnetops " + c.Command.FullName() + " --allowed-signers FILE EVIDENCE…"
+	usage := "qnetops " + commandPath(c) + " --allowed-signers FILE EVIDENCE…"
 	switch {
 	case in.signers == "":
 		return in, &usageError{text: "without --allowed-signers nobody's evidence counts", hint: usage}
@@ -109,7 +110,7 @@ func readProposeOptions(c *cli.Context) (restart.ProposeOptions, error) {
 	}
 	if len(faults) > 0 {
 		slices.Sort(faults)
-		return o, &usageError{text: strings.Join(faults, "\n  "), hint: "qnetops " + c.Command.FullName() + " --help"}
+		return o, &usageError{text: strings.Join(faults, "\n  "), hint: "qnetops " + commandPath(c) + " --help"}
 	}
 	return o, nil
 }
@@ -198,9 +199,9 @@ func (in choiceInput) propose() (restart.Proposal, error) {
 	return p, err
 }
 
-// command is a command line on the same evidence.
+// command is a command line on the same evidence, as a shell takes it.
 func (in choiceInput) command(step string) string {
-	parts := []string{"qnetops restart", step, "--allowed-signers", in.signers}
+	parts := []string{"qnetops restart", step, "--allowed-signers", shellWord(in.signers)}
 	if in.options.Below > 0 {
 		parts = append(parts, "--below", fmt.Sprint(in.options.Below))
 	}
@@ -208,9 +209,21 @@ func (in choiceInput) command(step string) string {
 		parts = append(parts, "--forged", fmt.Sprint(in.options.Forged))
 	}
 	for _, a := range in.options.Absent {
-		parts = append(parts, "--absent", fmt.Sprintf("'%s=%s'", a.Operator, a.Reason))
+		parts = append(parts, "--absent", shellWord(a.Operator+"="+a.Reason))
 	}
-	return strings.Join(append(parts, in.places...), " ")
+	for _, place := range in.places {
+		parts = append(parts, shellWord(place))
+	}
+	return strings.Join(parts, " ")
+}
+
+// shellWord is a word as a shell takes it whole.
+func shellWord(s string) string {
+	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./_-"
+	if s != "" && strings.Trim(s, plain) == "" {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
 func runProposeK(c *cli.Context, s streams) error {
@@ -245,25 +258,64 @@ func (in choiceInput) next(p restart.Proposal) string {
 	case restart.StopUndecided:
 		var lines []string
 		for _, r := range p.Needed {
-			lines = append(lines, fmt.Sprintf("%s adds: %s", r.Operator, supplementCommand(r.From, r.To)))
+			lines = append(lines, in.adds(r.Operator, r.From, r.To))
 		}
 		return strings.Join(lines, "\n      ") + "\n      then the same command with the new files; --below N chooses without them"
 	case restart.StopNoEvidence:
-		return "get the file of each operator and its .sig, or waive him by name with --absent ID=REASON; files that were left out are listed"
+		hint := "get the file of each operator and its .sig, or waive him by name with --absent ID=REASON; files that were left out are listed"
+		if slices.ContainsFunc(p.LeftOut, func(l restart.LeftOut) bool { return l.Code == restart.CodeConflict }) {
+			hint += "; of files in conflict their operator says which hold, and the others are left out of the command"
+		}
+		return hint
+	case restart.StopStale:
+		return "he gathers anew (qnetops restart gather) and his old files are left out of the command; where nobody can reach him: --absent ID=REASON"
 	case restart.StopContradiction:
-		at := max(p.Disagreements[0].Index, 1)
-		return fmt.Sprintf("each operator reads that window again, in case a node has healed: %s; who still differs gathers anew without that host (--skip)", supplementCommand(at, at))
+		return in.settle(p.Disagreements[0])
 	}
 	n := len(p.Refused)
 	if n == 0 || p.Refused[n-1].Index <= 2 {
 		return "nothing older is left to choose; an operator who lost everything is waived by name with --absent ID=REASON"
 	}
 	older := p.Refused[n-1].Index - 1
-	return "the reasons are listed for each macroblock; an older one is added with " + supplementCommand(older-1, older)
+	return "the reasons are listed for each macroblock; an older one is added, by each operator to his newest file, with " + supplementCommand("FILE", older-1, older)
 }
 
-func supplementCommand(from, to uint64) string {
-	return fmt.Sprintf("qnetops restart gather --supplement FILE --from %d --to %d", from, to)
+// settle is how the hosts' operators settle a contradiction: a node may have healed since, and one that has not is left out by its
+// own operator, never by a majority of the others.
+func (in choiceInput) settle(d restart.Disagreement) string {
+	from, to := max(d.Index, 1), max(d.Index, 1)
+	operators := map[string]bool{}
+	for who := range d.Values {
+		if strings.Contains(who, " previous of ") {
+			to = d.Index + 1 // whose word on this one stands in the next
+		}
+		for _, op := range in.merged.Operators {
+			if strings.HasPrefix(who, op.Evidence.Operator+"/") {
+				operators[op.Evidence.Operator] = true
+			}
+		}
+	}
+	lines := []string{"each operator reads that window again, in case a node has healed:"}
+	for _, name := range slices.Sorted(maps.Keys(operators)) {
+		lines = append(lines, in.adds(name, from, to))
+	}
+	return strings.Join(append(lines, "then the same command with the new files. Whose host still differs gathers anew without it (--skip HOST, no --supplement), which",
+		"makes a new id: he withdraws his files of the old one, and they are left out of the command"), "\n      ")
+}
+
+// adds is the command by which an operator adds a range to the newest of his files.
+func (in choiceInput) adds(operator string, from, to uint64) string {
+	file := "FILE"
+	for _, op := range in.merged.Operators {
+		if op.Evidence.Operator == operator && len(op.Files) > 0 {
+			file = op.Files[len(op.Files)-1].Name
+		}
+	}
+	return operator + " adds: " + supplementCommand(file, from, to)
+}
+
+func supplementCommand(file string, from, to uint64) string {
+	return fmt.Sprintf("qnetops restart gather --supplement %s --from %d --to %d", shellWord(file), from, to)
 }
 
 func (in choiceInput) printProposal(w io.Writer, p restart.Proposal) error {
@@ -298,7 +350,11 @@ func (in choiceInput) printProposal(w io.Writer, p restart.Proposal) error {
 		fmt.Fprintf(w, "left out: %s: %s: %s\n", l.Name, l.Code, l.Reason)
 	}
 	if p.K != nil {
-		fmt.Fprintf(w, "next: %s\n", in.next(p))
+		forged := ""
+		if in.options.Forged > 0 {
+			forged = " --forged"
+		}
+		fmt.Fprintf(w, "next, who has the archive host: qnetops restart archive-check HOST --k %d%s -o json > archive-check.json\nnext: %s\n", *p.K, forged, in.next(p))
 	}
 	return nil
 }
@@ -408,6 +464,9 @@ func printExclusion(w io.Writer, x restart.Exclusion, left []restart.LeftOut) er
 			return err
 		}
 	}
+	if len(x.Unanswered) > 0 {
+		fmt.Fprintf(w, "hosts whose node did not answer: %s\n", strings.Join(x.Unanswered, ", "))
+	}
 	for _, text := range x.Warnings {
 		fmt.Fprintf(w, "warning: %s\n", text)
 	}
@@ -421,17 +480,38 @@ func printExclusion(w io.Writer, x restart.Exclusion, left []restart.LeftOut) er
 }
 
 func quorumText(a restart.Arithmetic) string {
-	return fmt.Sprintf("%d of %d must sign, %d shown alive, %d may fail", a.Quorum, a.Committee, a.Alive, max(a.Spare, 0))
+	text := fmt.Sprintf("%d of %d must sign, %d shown alive", a.Quorum, a.Committee, a.Alive)
+	if a.SignedUntil > 0 {
+		text += fmt.Sprintf(", %d signed until the stall", a.SignedUntil)
+	}
+	if a.Away > 0 {
+		text += fmt.Sprintf(" (%d of them behind hosts that do not answer)", a.Away)
+	}
+	if a.Spare < 0 {
+		return fmt.Sprintf("%s, %d too few", text, -a.Spare)
+	}
+	return fmt.Sprintf("%s, %d may fail", text, a.Spare)
+}
+
+// sinceText is what is known of an identity since the stall.
+func sinceText(life string) string {
+	switch life {
+	case restart.LifeAlive:
+		return "alive"
+	case restart.LifeSigned:
+		return "signed until the stall"
+	}
+	return "not shown alive"
 }
 
 func printIdentities(w io.Writer, x restart.Exclusion) error {
-	t := report.Table{Head: []string{"identity", "verdict", "silent", "last signed", "why"}}
+	t := report.Table{Head: []string{"identity", "verdict", "since the stall", "silent", "last signed", "why"}}
 	for _, id := range x.Identities {
 		last := "-"
 		if id.LastSigned != nil {
 			last = fmt.Sprint(*id.LastSigned)
 		}
-		t.Add(id.ID, id.Verdict, fmt.Sprint(id.SilentWindows), last, id.Why)
+		t.Add(id.ID, id.Verdict, sinceText(id.Life), fmt.Sprint(id.SilentWindows), last, id.Why)
 	}
 	if err := t.Write(w); err != nil {
 		return err

@@ -151,12 +151,12 @@ func TestRestartProposeKRefuses(t *testing.T) {
 		say   []string
 	}{
 		{"a contradiction below", func(ev *restart.Evidence) { ev.Hosts[0].Macroblocks[9].Digest = &node.Hash{9} }, nil,
-			[]string{"first offending window 10, kind digest", "macroblock 10: different digest", "gather --supplement FILE --from 10 --to 10"}},
+			[]string{"first offending window 10, kind digest", "macroblock 10: different digest", "alice adds: qnetops restart gather --supplement alice.json --from 10 --to 10", "bob adds: qnetops restart gather --supplement bob.json --from 10 --to 10", "he withdraws his files of the old one"}},
 		{"undecided", func(ev *restart.Evidence) {
 			for i := range ev.Hosts {
 				ev.Hosts[i].Macroblocks = slices.Delete(ev.Hosts[i].Macroblocks, 27, 30)
 			}
-		}, nil, []string{"undecided: macroblock 30", "needed from bob: macroblocks 28 to 30", "bob adds: qnetops restart gather --supplement FILE --from 28 --to 30", "--below"}},
+		}, nil, []string{"undecided: macroblock 30", "needed from bob: macroblocks 28 to 30", "bob adds: qnetops restart gather --supplement bob.json --from 28 --to 30", "--below"}},
 		{"a changed byte", nil, func(f choiceFolder) {
 			path := filepath.Join(f.dir, "bob.json")
 			data, err := os.ReadFile(path)
@@ -217,7 +217,7 @@ func TestRestartChoiceBadInput(t *testing.T) {
 		args []string
 		say  []string
 	}{
-		{[]string{"propose-k", f.dir}, []string{"--allowed-signers"}},
+		{[]string{"propose-k", f.dir}, []string{"hint: qnetops restart propose-k --allowed-signers"}},
 		{[]string{"propose-k", "--allowed-signers", f.signers}, []string{"no evidence is named"}},
 		{[]string{"propose-k", "--allowed-signers", f.signers, filepath.Join(f.dir, "nobody.json"), empty}, []string{"nobody.json", "has no *.json"}},
 		{[]string{"propose-k", "--allowed-signers", write("alice ssh-ed25519 xx\n"), f.dir}, []string{"file:1"}},
@@ -244,8 +244,8 @@ func TestRestartExclude(t *testing.T) {
 	if code != exitDone {
 		t.Fatalf("exit %d\n%s%s", code, out, errs)
 	}
-	wantSaid(t, out, "bar 1 of 6: genesis_node_006", "5 of 6 must sign, 5 shown alive, 0 may fail", "4 of 5 must sign, 5 shown alive, 1 may fail",
-		"silent in 30 windows by 2 operators", "un-barred and voting 5 of 6 must sign, 6 shown alive", "next:")
+	wantSaid(t, out, "bar 1 of 6: genesis_node_006", "5 of 6 must sign, 0 shown alive, 5 signed until the stall, 0 may fail", "4 of 5 must sign, 0 shown alive, 5 signed until the stall, 1 may fail",
+		"silent in 30 windows by 2 operators", "un-barred and voting 5 of 6 must sign, 1 shown alive, 5 signed until the stall", "next:")
 	doc := map[string]any{}
 	out, _, code = f.line("exclude", "-o", "json")
 	if err := json.Unmarshal([]byte(out), &doc); err != nil || code != exitDone {
@@ -272,7 +272,7 @@ func TestRestartExclude(t *testing.T) {
 	if code != exitDone {
 		t.Errorf("exit %d", code)
 	}
-	wantSaid(t, out, "bar 2 of 6", "warning: genesis_node_001 is listed and shown alive: given in "+list)
+	wantSaid(t, out, "bar 2 of 6", "warning: genesis_node_001 is listed and signed until the stall: given in "+list)
 }
 
 // docs/json.md lists fields that the documents have.

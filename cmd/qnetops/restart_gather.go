@@ -125,14 +125,15 @@ func unreadableEvidence(err error) error {
 
 // readBounded reads a regular file of at most limit bytes.
 func readBounded(path string, limit int64) ([]byte, error) {
+	// A pipe would keep even its opening waiting for a writer.
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return nil, &usageError{text: path + " is no regular file", hint: "give the path of a file"}
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	if info, err := f.Stat(); err == nil && !info.Mode().IsRegular() {
-		return nil, &usageError{text: path + " is no regular file", hint: "give the path of a file"}
-	}
 	data, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err == nil && int64(len(data)) > limit {
 		err = &usageError{text: fmt.Sprintf("%s is larger than %d bytes", path, limit), hint: "this is no file that qnetops wrote"}
@@ -147,7 +148,7 @@ func (o gatherOptions) free() error {
 	}
 	for _, path := range []string{o.out, o.out + ".sig"} {
 		if _, err := os.Lstat(path); err == nil {
-			return &usageError{text: path + " is there already, and evidence is never written over", hint: "name another file with --out; add to it with --supplement " + o.out}
+			return &usageError{text: path + " is there already, and evidence is never written over", hint: "name another file with --out; add to it with --supplement " + shellWord(o.out)}
 		}
 	}
 	if info, err := os.Stat(filepath.Dir(o.out)); err != nil || !info.IsDir() {
@@ -157,11 +158,15 @@ func (o gatherOptions) free() error {
 }
 
 func (o gatherOptions) run(ctx context.Context, s streams) error {
-	signer, done, err := o.signer(ctx, s)
-	if err != nil {
-		return err
+	var signer restart.Signer
+	if !o.g.dryRun {
+		key, done, err := openSignKey(ctx, s, o.key)
+		if err != nil {
+			return err
+		}
+		defer done()
+		signer = key
 	}
-	defer done()
 	inv, f, err := openFleet(ctx, s, o.g)
 	if err != nil {
 		return err
@@ -190,21 +195,15 @@ func (o gatherOptions) run(ctx context.Context, s streams) error {
 	return o.show(s, ev)
 }
 
-// signer opens the key before anything is read: a passphrase is asked for while somebody is there.
-func (o gatherOptions) signer(ctx context.Context, s streams) (restart.Signer, func(), error) {
-	if o.g.dryRun {
-		return nil, func() {}, nil
-	}
+// openSignKey opens the key to sign with, before anything is read: a passphrase is asked for while somebody is there.
+func openSignKey(ctx context.Context, s streams, file string) (restart.Signer, func(), error) {
 	keys := restart.KeySource{Passphrase: (&prompter{s: s}).Passphrase, AgentSocket: s.getenv("SSH_AUTH_SOCK")}
-	signer, done, err := keys.Open(ctx, o.key)
-	if err != nil {
-		var key *restart.KeyError
-		if errors.As(err, &key) {
-			return nil, nil, &usageError{text: key.Error(), hint: key.Hint()}
-		}
-		return nil, nil, err
+	signer, done, err := keys.Open(ctx, file)
+	var key *restart.KeyError
+	if errors.As(err, &key) {
+		err = &usageError{text: key.Error(), hint: key.Hint()}
 	}
-	return signer, done, nil
+	return signer, done, err
 }
 
 // network is what earlier evidence named: no node says it.
@@ -307,7 +306,7 @@ func (o gatherOptions) document(ev restart.Evidence) gatherDocument {
 	if !o.g.dryRun {
 		sig := o.out + ".sig"
 		doc.File, doc.Signature = &o.out, &sig
-		doc.Next = "qnetops restart propose-k --allowed-signers FILE " + o.out + " and the files of the other operators"
+		doc.Next = "qnetops restart propose-k --allowed-signers FILE " + shellWord(o.out) + " and the files of the other operators"
 	}
 	for _, h := range sum.Hosts {
 		doc.Hosts = append(doc.Hosts, gatherHost{h.ID, h.Reachable, h.Reason, h.Sealed, h.Height, h.Common, h.Held, h.Missing, h.Unknown, h.Faulty})

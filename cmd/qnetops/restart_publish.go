@@ -106,6 +106,9 @@ func archiveFlags(c *cli.Context) error {
 	if n := c.Int("read-mb"); n < 1 || n > 4096 {
 		faults = append(faults, fmt.Sprintf("--read-mb %d: want 1 to 4096", n))
 	}
+	if v := c.Uint64("seed"); v > restart.MaxSafe {
+		faults = append(faults, fmt.Sprintf("--seed %d: want at most %d, so that it can be published", v, uint64(restart.MaxSafe)))
+	}
 	if a := c.String("address"); a != "" {
 		if host, port, err := net.SplitHostPort(a); err != nil || host == "" || port == "" {
 			faults = append(faults, fmt.Sprintf("--address %q: want HOST:PORT", a))

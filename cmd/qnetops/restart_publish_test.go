@@ -66,7 +66,7 @@ func TestArchiveCheckCommand(t *testing.T) {
 	}
 	for args, want := range map[string]int{
 		"002 --k 1": exitUsage, "002 --k 0": exitUsage, "009": exitUsage, "": exitUsage, "002 003": exitUsage, "002 --sample 33": exitUsage,
-		"002 --read-mb 0": exitUsage, "002 --joiners -1": exitUsage, "002 --address nowhere": exitUsage,
+		"002 --read-mb 0": exitUsage, "002 --seed 18446744073709551615": exitUsage, "002 --joiners -1": exitUsage, "002 --address nowhere": exitUsage,
 	} {
 		line := append([]string{"restart", "archive-check", "--hosts", hosts}, strings.Fields(args)...)
 		if out, errs, code := runLine(t, line...); code != want || out != "" || !strings.Contains(errs, "hint: ") {

@@ -109,14 +109,10 @@ func recordThresholds(d *report.Document, r restart.Record) {
 	th := r.Thresholds
 	d.Heading("Who is needed")
 	d.Text("The committee of macroblock %d has %d members and needs %d to seal. Without those barred %d remain and %d of them must run the release before "+
-		"anything is sealed; %d are shown alive, so %d of them may fail.", th.Window, len(th.Committee), th.Quorum, th.Remaining, th.SurvivorsNeeded, len(th.Alive), th.Spare)
-	alive := map[string]bool{}
-	for _, id := range th.Alive {
-		alive[id] = true
-	}
-	t := report.Table{Head: []string{"member", "shown alive", "barred"}}
-	for _, id := range th.Committee {
-		t.Add(id, yesNo(alive[id]), yesNo(contains(r.Exclusion.Excluded, id)))
+		"anything is sealed: %s.", th.Window, len(th.Committee), th.Quorum, th.Remaining, th.SurvivorsNeeded, quorumText(r.Exclusion.After))
+	t := report.Table{Head: []string{"member", "since the stall", "barred"}}
+	for _, id := range r.Exclusion.Identities {
+		t.Add(id.ID, sinceText(id.Life), yesNo(contains(r.Exclusion.Excluded, id.ID)))
 	}
 	d.Table(t)
 }

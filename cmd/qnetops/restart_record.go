@@ -60,8 +60,7 @@ func runRecord(c *cli.Context, s streams) error {
 	if path := c.String("manifest"); path != "" {
 		return draftManifest(s, path, in)
 	}
-	keys := restart.KeySource{Passphrase: (&prompter{s: s}).Passphrase, AgentSocket: s.getenv("SSH_AUTH_SOCK")}
-	signer, done, err := openKey(c.Context, keys, c.String("sign-key"))
+	signer, done, err := openSignKey(c.Context, s, c.String("sign-key"))
 	if err != nil {
 		return err
 	}
@@ -115,15 +114,6 @@ func draftManifest(s streams, path string, in restart.RecordInput) error {
 	fmt.Fprintf(s.out, "%s is written: %s\nnext: cut the release with it (qnetops manifest render %s --patch genesis_constants.rs), then restart record with its commit and digest\n",
 		path, manifestSummary(m), path)
 	return nil
-}
-
-func openKey(ctx context.Context, keys restart.KeySource, file string) (restart.Signer, func(), error) {
-	signer, done, err := keys.Open(ctx, file)
-	var key *restart.KeyError
-	if errors.As(err, &key) {
-		return nil, nil, &usageError{text: key.Error(), hint: key.Hint()}
-	}
-	return signer, done, err
 }
 
 func unusableFolder(err error) error {
@@ -193,10 +183,7 @@ func recordFlags(c *cli.Context, g globals, in *restart.RecordInput) error {
 		in.StartAt = at
 	}
 	for _, w := range g.waivers {
-		if w.Check != restart.TriggerCheck {
-			faults = append(faults, fmt.Sprintf("--waive %s: a record has only the check %s", w.Check, restart.TriggerCheck))
-		}
-		in.Waived = w.Reason
+		in.Waived = w.Reason // of the trigger, a record has no other check that can be waived
 	}
 	if len(faults) > 0 {
 		return &usageError{text: strings.Join(faults, "\n  "), hint: "qnetops restart record --help"}
@@ -241,7 +228,7 @@ func printRecord(s streams, doc recordDocumentJSON) error {
 	t.Add("release", r.Release.Commit+" "+r.Release.Image)
 	t.Add("archive host", r.Archive.Fleet+"/"+r.Archive.Host)
 	t.Add("barred", none(r.Exclusion.Excluded))
-	t.Add("needed", fmt.Sprintf("%d of %d, %d shown alive", r.Thresholds.SurvivorsNeeded, r.Thresholds.Remaining, len(r.Thresholds.Alive)))
+	t.Add("needed", quorumText(r.Exclusion.After))
 	t.Add("trigger", fmt.Sprintf("%s, %s", r.Trigger.Kind, r.Trigger.Verdict))
 	t.Add("record.json", "SHA-256 "+doc.RecordSHA256)
 	if err := t.Write(s.out); err != nil {
@@ -372,6 +359,9 @@ func printVerification(s streams, v restart.Verification) error {
 	}
 	fmt.Fprintf(s.out, "record.json has the SHA-256 %s: compare it with %s over another channel\n", v.RecordSHA256, v.Operator)
 	if v.OK {
+		if v.Waived != nil {
+			fmt.Fprintf(s.out, "its trigger does not hold and is waived by %s: %s\n", v.Waived.By, v.Waived.Reason)
+		}
 		fmt.Fprintf(s.out, "the record holds: K %d, signed by %s with %s, shown by your hosts %s; start %s\n", v.K, v.Operator, v.Key, strings.Join(v.Shown, ", "), utc(v.StartAt))
 	}
 	return nil

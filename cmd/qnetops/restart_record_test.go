@@ -200,7 +200,7 @@ func TestRecordRefusals(t *testing.T) {
 		{"files that are not there", map[string]string{"--build": o.path("none"), "--archive-check": o.path("none2")}, nil, exitUsage, []string{"none:", "none2:"}},
 		{"a folder that is there", map[string]string{"--out": o.dir}, nil, exitUsage, []string{"never written over"}},
 		{"bob's name with ann's key", map[string]string{"--operator": "bob"}, nil, exitRefused, []string{"signer: "}},
-		{"a check of a roll", map[string]string{"--waive": "clock=no"}, nil, exitUsage, []string{"a record has only the check trigger"}},
+		{"a check of a roll", map[string]string{"--waive": "clock=no"}, nil, exitUsage, []string{"waivable: trigger"}},
 	} {
 		out, errs, code := runLine(t, append(o.record(c.change), c.more...)...)
 		for _, say := range c.say {
