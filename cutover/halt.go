@@ -128,7 +128,8 @@ func (h *halt) wait(ctx context.Context, r *Run, phase PhaseName) (Tally, error)
 	quiet := max(quietBlocks*block, leastQuiet)
 	moved, was := time.Now(), ""
 	for {
-		tally, sights, err := h.round(ctx, r, phase)
+		still := phase != Hold && time.Since(moved) >= quiet/2
+		tally, sights, err := h.round(ctx, r, phase, still)
 		if err != nil {
 			return tally, err
 		}
@@ -174,12 +175,7 @@ func (h *halt) begun(sights map[string]sight, top *uint64) bool {
 	if top != nil && *top >= h.plan.Halt.Height {
 		return true
 	}
-	for _, s := range sights {
-		if s.Stop != nil {
-			return true
-		}
-	}
-	return false
+	return h.halted(sights)
 }
 
 // passOn lets every host out of hold: the chain is at the height, and nobody's
@@ -193,8 +189,8 @@ func (h *halt) passOn(t Tally) Tally {
 }
 
 // round looks at every host once, does what is to be done and tells how each
-// stands.
-func (h *halt) round(ctx context.Context, r *Run, phase PhaseName) (Tally, map[string]sight, error) {
+// stands. still says that nothing has moved for long.
+func (h *halt) round(ctx context.Context, r *Run, phase PhaseName, still bool) (Tally, map[string]sight, error) {
 	if err := h.load(ctx, r); err != nil {
 		return nil, nil, err
 	}
@@ -207,9 +203,11 @@ func (h *halt) round(ctx context.Context, r *Run, phase PhaseName) (Tally, map[s
 		tally = Tally{}
 		errs  []error
 	)
+	still = still && h.halted(sights)
 	rolling.Each(ctx, h.plan.Hosts, func(ctx context.Context, id string) {
 		known, err := h.keep(ctx, r, id, sights[id])
 		s := ofLater(sights[id], known)
+		s.Stuck = still
 		standing, todo := judgeHalt(h.plan.Halt.Height, h.armed[id], s, known, othersRun(sights, id))
 		if err == nil && todo != actNone {
 			err = h.act(ctx, r, id, s, todo)
@@ -222,6 +220,16 @@ func (h *halt) round(ctx context.Context, r *Run, phase PhaseName) (Tally, map[s
 	})
 	h.seen, h.last = sights, tally
 	return tally, sights, errors.Join(errs...)
+}
+
+// halted says whether any node has stopped on the height.
+func (h *halt) halted(sights map[string]sight) bool {
+	for _, s := range sights {
+		if s.Stop != nil {
+			return true
+		}
+	}
+	return false
 }
 
 func othersRun(sights map[string]sight, id string) bool {
@@ -251,6 +259,9 @@ func (h *halt) keep(ctx context.Context, r *Run, id string, s sight) (*Stop, err
 // answer was lost, or whose host is away for a moment, is simply tried again in
 // the next round.
 func (h *halt) act(ctx context.Context, r *Run, id string, s sight, todo act) error {
+	if todo == actForce {
+		return h.force(ctx, r, id, s)
+	}
 	hst, _ := h.fleet.Inventory().Host(id)
 	req := host.StateRequest{Container: hst.Container, ExpectID: s.Container}
 	title := ""
@@ -265,6 +276,19 @@ func (h *halt) act(ctx context.Context, r *Run, id string, s sight, todo act) er
 		req.State, title = host.StateRunning, "start the node that ended before the height"
 	}
 	return bring(ctx, r, id, string(todo), title, req)
+}
+
+// force journals that a node is stopped without having come to it by itself; that
+// it runs although it has stopped is what the next look acts on.
+func (h *halt) force(ctx context.Context, r *Run, id string, s sight) error {
+	stop := &Stop{Container: s.Container, Armed: h.plan.Halt.Height, Height: *s.Height, At: time.Now().UTC(), Started: s.Started.UTC(), Forced: true}
+	if err := r.Record(ctx, id+"/stopped", fmt.Sprintf("to be stopped at height %d", stop.Height), stop); err != nil {
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.stops[id] = stop
+	return nil
 }
 
 // bring is one repeatable step. A host that is away is no error of the operation:
@@ -381,7 +405,9 @@ func (h *halt) hosts(ctx context.Context, r *Run) []HostResult {
 			res.State, res.Text = t.State, t.Text
 		}
 		if stop, err := h.keep(ctx, r, id, s); err == nil && stop != nil {
-			res.StopHeight, res.Flushed = &stop.Height, &stop.Flushed
+			if res.StopHeight = &stop.Height; !stop.Forced {
+				res.Flushed = &stop.Flushed
+			}
 		}
 		out = append(out, res)
 	}

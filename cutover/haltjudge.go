@@ -17,6 +17,9 @@ type Stop struct {
 	Flushed bool      `json:"flushed"`
 	At      time.Time `json:"at"`
 	Started time.Time `json:"started"` // of the run that ended so
+	// Forced: the node did not come to its stop by itself and was stopped. Whether
+	// it flushed is not known then.
+	Forced bool `json:"forced,omitempty"`
 }
 
 // newest is the stop that counts: the one just seen, unless it is that of an
@@ -52,6 +55,8 @@ type sight struct {
 	Started   time.Time
 	Height    *uint64
 	Stop      *Stop // of the run that ended
+	// Stuck: others have stopped, and for quietBlocks/2 nothing has moved any more.
+	Stuck bool
 }
 
 func (s sight) runs() bool {
@@ -71,6 +76,7 @@ const (
 	actNo    act = "halt_policy" // it has stopped: nothing may start it again
 	actStop  act = "stop"        // it came back after its stop
 	actStart act = "start"       // it ended before the height, and not by itself
+	actForce act = "force"       // it cannot stop by itself: note that, then stop it
 )
 
 // judgeHalt decides how a host stands in a halt at height h and what is to be
@@ -87,6 +93,9 @@ func judgeHalt(h uint64, armed string, s sight, known *Stop, others bool) (Stand
 		return Standing{State: Failed, Text: "another container than the armed one bears the node's name", Down: !s.runs()}, actNone
 	case s.runs() && known != nil:
 		return waiting("came back after its stop at height %d; it is stopped again", known.Height), actStop
+	case s.runs() && s.Stuck && s.Height != nil:
+		// Its halt loop begins at bring-up, and alone it waits for its peers for ever.
+		return waiting("runs at height %d without the others and cannot stop by itself; it is stopped", *s.Height), actForce
 	case s.runs() && s.Policy != policyArmed:
 		return waiting("its restart policy is %s, not %s", s.Policy, policyArmed), actArm
 	case s.State == "restarting":
@@ -116,6 +125,9 @@ func judgeEnded(s sight, known *Stop, others bool) (Standing, act) {
 		return Standing{State: Waiting, Down: true, Text: "stopped; its restart policy is still " + s.Policy}, settle
 	case s.Stop != nil:
 		return Standing{State: Finished, Down: true, Text: fmt.Sprintf("stopped at height %d, flushed, restart policy %s", s.Stop.Height, s.Policy)}, actNone
+	case known != nil && known.Forced:
+		return Standing{State: Finished, Down: true, Text: fmt.Sprintf("was stopped at height %d with exit code %d, for alone it could not stop by itself; restart policy %s",
+			known.Height, s.ExitCode, s.Policy)}, actNone
 	case known != nil:
 		return Standing{State: Finished, Down: true, Text: fmt.Sprintf("stopped at height %d, came back and was stopped again: it may stand higher; restart policy %s",
 			known.Height, s.Policy)}, actNone

@@ -48,6 +48,10 @@ func TestJudgeHalt(t *testing.T) {
 		"halt with exit code 1": {with(halted, func(s *sight) { s.ExitCode = 1 }), nil, true, Failed, actNone, "exit code 1"},
 		"ended by its engine":   {with(halted, func(s *sight) { s.Stop, s.Policy = nil, "on-failure" }), nil, true, Waiting, actStart, "started again"},
 		"ended, all are down":   {with(halted, func(s *sight) { s.Stop, s.Policy = nil, "on-failure" }), nil, false, Failed, actNo, "no other node runs"},
+		"stuck at the height":   {with(run, func(s *sight) { s.Stuck, s.Height = true, height(1001) }), nil, false, Waiting, actForce, "at height 1001"},
+		"stuck, unknown":        {with(run, func(s *sight) { s.Stuck, s.Height = true, nil }), nil, false, Waiting, actNone, "not known"},
+		"forced, still runs":    {with(run, func(s *sight) { s.Stuck = true }), &Stop{Height: 1001, Forced: true}, false, Waiting, actStop, "stopped again"},
+		"forced":                {with(halted, func(s *sight) { s.Stop, s.ExitCode = nil, 143 }), &Stop{Height: 1001, Forced: true}, false, Finished, actNone, "exit code 143"},
 		"another container":     {with(run, func(s *sight) { s.Container = "b" }), nil, true, Failed, actNone, "another container"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -74,10 +78,10 @@ func TestStopOf(t *testing.T) {
 		lines []string
 		want  *Stop
 	}{
-		"halted":          {[]string{up, reached, flushed}, &Stop{"a", 1000, 1012, true, time.Time{}, time.Time{}}},
-		"not flushed":     {[]string{reached, failed}, &Stop{"a", 1000, 1012, false, time.Time{}, time.Time{}}},
-		"flush cut off":   {[]string{reached}, &Stop{"a", 1000, 1012, false, time.Time{}, time.Time{}}},
-		"flush before it": {[]string{flushed, reached}, &Stop{"a", 1000, 1012, false, time.Time{}, time.Time{}}},
+		"halted":          {[]string{up, reached, flushed}, &Stop{"a", 1000, 1012, true, time.Time{}, time.Time{}, false}},
+		"not flushed":     {[]string{reached, failed}, &Stop{"a", 1000, 1012, false, time.Time{}, time.Time{}, false}},
+		"flush cut off":   {[]string{reached}, &Stop{"a", 1000, 1012, false, time.Time{}, time.Time{}, false}},
+		"flush before it": {[]string{flushed, reached}, &Stop{"a", 1000, 1012, false, time.Time{}, time.Time{}, false}},
 		"started later":   {[]string{reached, flushed, up}, nil},
 		"never":           {[]string{up, flushed}, nil},
 		"impossible":      {[]string{"[INFO][HALT] Reached halt_height=1000 current=900"}, nil},

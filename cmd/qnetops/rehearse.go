@@ -23,17 +23,20 @@ func rehearseCommand(s streams) *cli.Command {
 			&cli.IntFlag{Name: "nodes", Value: 6, Usage: "how many `HOSTS`"},
 		}
 	}
-	roll := func(c *cli.Context) error {
-		if c.NArg() > 0 {
-			return &usageError{text: fmt.Sprintf("no rehearsal of %q", c.Args().Slice()), hint: "qnetops rehearse roll"}
+	of := func(rehearse func(context.Context, streams, int, time.Duration, string) error) cli.ActionFunc {
+		return func(c *cli.Context) error {
+			if c.NArg() > 0 {
+				return &usageError{text: fmt.Sprintf("no rehearsal of %q", c.Args().Slice()), hint: "qnetops rehearse roll, or halt"}
+			}
+			return rehearse(c.Context, s, c.Int("nodes"), c.Duration("block"), c.String("report"))
 		}
-		return rehearseRoll(c.Context, s, c.Int("nodes"), c.Duration("block"), c.String("report"))
 	}
 	return &cli.Command{
 		Name: "rehearse", Usage: "do it all on a lab first, with a failure on the way, and show the timeline",
-		Flags: flags(), Action: roll,
+		Flags: flags(), Action: of(rehearseRoll),
 		Subcommands: []*cli.Command{
-			{Name: "roll", Usage: "qnet:v1 to qnet:v2, then an image that crashes and is put back", Flags: flags(), Action: roll},
+			{Name: "roll", Usage: "qnet:v1 to qnet:v2, then an image that crashes and is put back", Flags: flags(), Action: of(rehearseRoll)},
+			{Name: "halt", Usage: "a halt at a height with an engine that restarts in the middle, then the release on qnet:v2", Flags: flags(), Action: of(rehearseHalt)},
 		},
 	}
 }
@@ -45,6 +48,7 @@ type rehearsal struct {
 	dir   string
 	acts  []act
 	spoke strings.Builder
+	title string // what is rehearsed
 }
 
 // act is one line of the timeline.
@@ -64,7 +68,7 @@ func rehearseRoll(ctx context.Context, s streams, nodes int, block time.Duration
 		return err
 	}
 	defer os.RemoveAll(dir)
-	r := &rehearsal{s: s, dir: dir}
+	r := &rehearsal{s: s, dir: dir, title: "a roll"}
 	began := time.Now()
 	fmt.Fprintf(s.err, "lab of %d hosts, one block every %s (all times of the nodes scale with it)\n", nodes, block)
 	l, err := startProcessLab(lab.Config{Nodes: nodes, Block: block, Dir: dir, History: labHistory, Version: version})
@@ -204,7 +208,7 @@ func (r *rehearsal) finish(file string) error {
 	failed := 0
 	var total time.Duration
 	var md strings.Builder
-	md.WriteString("# Rehearsal of a roll\n\n| what | took | exit | as it should |\n| --- | --- | --- | --- |\n")
+	md.WriteString("# Rehearsal of " + r.title + "\n\n| what | took | exit | as it should |\n| --- | --- | --- | --- |\n")
 	for _, a := range r.acts {
 		verdict := "yes"
 		if a.wrong != "" {
