@@ -14,6 +14,8 @@ import (
 	"path/filepath"
 	"sync"
 	"time"
+
+	"github.com/qnetops/qnetops/lab/simnode"
 )
 
 // StateFile is where a lab that can be controlled records how, in its folder.
@@ -37,14 +39,14 @@ const unixLimit = 100
 
 // message is one line of the control connection, in both directions.
 type message struct {
-	Token string      `json:"token,omitempty"`
-	Cmd   string      `json:"cmd,omitempty"` // fault, clear, status, kill, image, down
-	Node  string      `json:"node,omitempty"`
-	Kind  string      `json:"kind,omitempty"`
-	Arg   string      `json:"arg,omitempty"`
-	Image *AddedImage `json:"image,omitempty"`
-	Error string      `json:"error,omitempty"`
-	State *Status     `json:"status,omitempty"`
+	Token string              `json:"token,omitempty"`
+	Cmd   string              `json:"cmd,omitempty"` // fault, clear, status, kill, image, down
+	Node  string              `json:"node,omitempty"`
+	Kind  string              `json:"kind,omitempty"`
+	Arg   string              `json:"arg,omitempty"`
+	Image *simnode.AddedImage `json:"image,omitempty"`
+	Error string              `json:"error,omitempty"`
+	State *Status             `json:"status,omitempty"`
 }
 
 type controlServer struct {
@@ -162,7 +164,7 @@ func (c *controlServer) do(m message) message {
 	case "kill":
 		err = c.lab.Kill(m.Node, m.Kind)
 	case "image":
-		var added AddedImage
+		var added simnode.AddedImage
 		added, err = c.lab.AddImage(m.Kind, []byte(m.Arg))
 		answer.Image = &added
 	case "status":
@@ -272,10 +274,10 @@ func (c *Client) Status(ctx context.Context) (Status, error) {
 }
 
 // AddImage adds an image to the lab's registry; see Lab.AddImage.
-func (c *Client) AddImage(ctx context.Context, tag string, manifest []byte) (AddedImage, error) {
+func (c *Client) AddImage(ctx context.Context, tag string, manifest []byte) (simnode.AddedImage, error) {
 	m, err := c.call(ctx, message{Cmd: "image", Kind: tag, Arg: string(manifest)})
 	if err != nil || m.Image == nil {
-		return AddedImage{}, err
+		return simnode.AddedImage{}, err
 	}
 	return *m.Image, nil
 }

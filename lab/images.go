@@ -1,8 +1,6 @@
 package lab
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"slices"
 	"strconv"
@@ -31,44 +29,31 @@ type imageSpec struct {
 	manifest              string // EnvManifest with its value, empty for none
 }
 
-// AddedImage is an image that was added to the registry of a lab.
-type AddedImage struct {
-	Ref    string `json:"ref"`    // registry, repository and tag
-	Digest string `json:"digest"` // sha256:…
-	Build  string `json:"build"`  // QNET_BUILD_ID of the image
-}
-
 // AddImage puts a further release into the registry: v2 built once more with a
 // restart manifest, which is the content of a manifest file in its JSON form
 // (see simnode.Manifest). What the node makes of the manifest is found out when
 // it starts; one that cannot be read is an error here. A tag of Tags cannot be
 // given again, any other can, and then names the newer image.
-func (l *Lab) AddImage(tag string, manifest []byte) (AddedImage, error) {
+func (l *Lab) AddImage(tag string, manifest []byte) (simnode.AddedImage, error) {
 	if slices.Contains(Tags(), tag) {
-		return AddedImage{}, fmt.Errorf("image %s is one of the lab's own: choose another tag", tag)
+		return simnode.AddedImage{}, fmt.Errorf("image %s is one of the lab's own: choose another tag", tag)
 	}
 	m, err := simnode.ParseManifest(manifest)
 	if err != nil {
-		return AddedImage{}, err
+		return simnode.AddedImage{}, err
 	}
 	env, err := m.Env()
 	if err != nil {
-		return AddedImage{}, err
+		return simnode.AddedImage{}, err
 	}
 	spec := imageSpec{tag: tag, health: 20 * time.Second, env: []string{"QNET_LAB_DEFAULT=two", "QNET_LAB_ONLY_V2=1"}, labels: []string{"lab.only.v2"},
-		manifest: env, build: ReleaseBuild(tag, env)}
+		manifest: env, build: m.Build(tag)}
 	ref := Repository + ":" + tag
 	digest, err := l.registry.Push(ref, spec.image(l.chain))
 	if err != nil {
-		return AddedImage{}, fmt.Errorf("adding image %s: %w", tag, err)
+		return simnode.AddedImage{}, fmt.Errorf("adding image %s: %w", tag, err)
 	}
-	return AddedImage{Ref: ref, Digest: digest, Build: spec.build}, nil
-}
-
-// ReleaseBuild is the build id of an added image: equal for equal content.
-func ReleaseBuild(tag, manifest string) string {
-	sum := sha256.Sum256([]byte(tag + "\x00" + manifest))
-	return hex.EncodeToString(sum[:])[:12]
+	return simnode.AddedImage{Ref: ref, Digest: digest, Build: spec.build}, nil
 }
 
 // Tags lists the tags of the lab's images: two good builds, and bad ones of

@@ -200,6 +200,64 @@ func (c *Cluster) pushImages(ctx context.Context, cfg Config) error {
 	return nil
 }
 
+// AddImage puts a further release into the registry while the lab runs: v2 with a restart manifest, in the JSON form of a
+// manifest file (see simnode.Manifest). What the node makes of it is found out when it starts; one that cannot be read is an
+// error here. A tag that was added before can be given again and then names the newer image. It needs no binary: the layers
+// are there.
+func (c *Cluster) AddImage(ctx context.Context, tag string, manifest []byte) (simnode.AddedImage, error) {
+	if slices.ContainsFunc(DefaultImages(), func(s ImageSpec) bool { return s.Tag == tag }) {
+		return simnode.AddedImage{}, fmt.Errorf("image %s is one of the lab's own: choose another tag", tag)
+	}
+	added, err := addImage(ctx, c.Image("v2"), c.Image(tag), tag, manifest)
+	if err != nil {
+		return simnode.AddedImage{}, fmt.Errorf("adding image qnet:%s: %w", tag, err)
+	}
+	return added, nil
+}
+
+// addImage copies the image base to ref with another config.
+func addImage(ctx context.Context, base, ref, tag string, manifest []byte) (simnode.AddedImage, error) {
+	m, err := simnode.ParseManifest(manifest)
+	if err != nil {
+		return simnode.AddedImage{}, err
+	}
+	variable, err := m.Env()
+	if err != nil {
+		return simnode.AddedImage{}, err
+	}
+	from, err := name.NewTag(base, name.Insecure)
+	if err != nil {
+		return simnode.AddedImage{}, err
+	}
+	to, err := name.NewTag(ref, name.Insecure)
+	if err != nil {
+		return simnode.AddedImage{}, err
+	}
+	image, err := remote.Image(from, remote.WithContext(ctx))
+	if err != nil {
+		return simnode.AddedImage{}, err
+	}
+	file, err := image.ConfigFile()
+	if err != nil {
+		return simnode.AddedImage{}, err
+	}
+	file = file.DeepCopy()
+	added := simnode.AddedImage{Ref: ref, Build: m.Build(tag)}
+	config := &file.Config
+	config.Env = lastOfEach(append(config.Env, "QNET_BUILD_ID="+added.Build, variable))
+	config.Cmd = []string{"--image", tag}
+	config.Labels["org.opencontainers.image.version"], config.Labels["org.opencontainers.image.revision"] = tag, added.Build
+	if image, err = mutate.ConfigFile(image, file); err != nil {
+		return simnode.AddedImage{}, err
+	}
+	if err := remote.Write(to, image, remote.WithContext(ctx)); err != nil {
+		return simnode.AddedImage{}, err
+	}
+	digest, err := image.Digest()
+	added.Digest = digest.String()
+	return added, err
+}
+
 // Image is the full name of an image of the lab's registry.
 func (c *Cluster) Image(tag string) string { return c.state.Registry + "/qnet:" + tag }
 

@@ -2,7 +2,11 @@ package realhosts
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"io"
+	"log"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +14,12 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+
+	"github.com/qnetops/qnetops/lab/simnode"
 )
 
 // TestProcessIdentity checks that a pid alone is never enough.
@@ -135,5 +145,65 @@ func TestRealDir(t *testing.T) {
 func TestUnescapeMount(t *testing.T) {
 	if got := unescapeMount(`/a\040b\011c\134d`); got != "/a b\tc\\d" {
 		t.Errorf("%q", got)
+	}
+}
+
+func TestAddImage(t *testing.T) {
+	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	defer server.Close()
+	repository := strings.TrimPrefix(server.URL, "http://") + "/qnet"
+	layer, err := tarLayer([]tarFile{{name: "qnetops", mode: 0o755, data: []byte("binary")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	base, err := DefaultImages()[1].build(layer, 100*time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := func(tag string) name.Tag {
+		ref, err := name.NewTag(repository+":"+tag, name.Insecure)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ref
+	}
+	if err := remote.Write(named("v2"), base); err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	if _, err := addImage(ctx, repository+":v2", repository+":restart", "restart", []byte(`{"pin":1}`)); err == nil {
+		t.Error("a manifest with an unknown key was built in")
+	}
+	manifest := simnode.Manifest{Restart: simnode.Restart{ResumeFromMB: 4, Excluded: []string{"a,b"}}, Pin: simnode.Pin{Index: 4}}
+	raw, err := json.Marshal(manifest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	added, err := addImage(ctx, repository+":v2", repository+":restart", "restart", raw)
+	if err != nil || added.Ref != repository+":restart" || added.Build != manifest.Build("restart") {
+		t.Fatalf("%+v, %v", added, err)
+	}
+	image, err := remote.Image(named("restart"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := image.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	variable, err := manifest.Env()
+	if err != nil {
+		t.Fatal(err)
+	}
+	env := file.Config.Env
+	if !slices.Contains(env, variable) || !slices.Contains(env, "QNET_BUILD_ID="+added.Build) || slices.Contains(env, "QNET_BUILD_ID=2222222") ||
+		!slices.Contains(env, simnode.EnvBlock+"=100ms") || file.Config.Healthcheck == nil {
+		t.Errorf("config %+v", file.Config)
+	}
+	if digest, err := image.Digest(); err != nil || digest.String() != added.Digest {
+		t.Errorf("digest %s, registry has %s, %v", added.Digest, digest, err)
+	}
+	if again, err := addImage(ctx, repository+":v2", repository+":restart", "restart", raw); err != nil || again != added {
+		t.Errorf("equal content, another image: %+v, %v", again, err)
 	}
 }

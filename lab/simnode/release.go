@@ -2,8 +2,11 @@ package simnode
 
 import (
 	"bytes"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
+
+	"golang.org/x/crypto/sha3"
 
 	"github.com/qnetops/qnetops/node"
 )
@@ -53,6 +56,20 @@ func (m Manifest) Env() (string, error) {
 		return "", fmt.Errorf("writing the lab image's manifest: %w", err)
 	}
 	return EnvManifest + "=" + string(raw), nil
+}
+
+// Build is the QNET_BUILD_ID of an image with this manifest under a tag: equal content, equal build.
+func (m Manifest) Build(tag string) string {
+	env, _ := m.Env() // plain data
+	sum := sha3.Sum256([]byte(tag + "\x00" + env))
+	return hex.EncodeToString(sum[:6])
+}
+
+// AddedImage is an image that was added to the registry of a lab while it ran.
+type AddedImage struct {
+	Ref    string `json:"ref"`    // registry, repository and tag
+	Digest string `json:"digest"` // sha256:…
+	Build  string `json:"build"`  // QNET_BUILD_ID of the image
 }
 
 // active says whether the release resumes the chain from a macroblock.
