@@ -16,6 +16,7 @@ const (
 	Waiting  State = "waiting" // it is on its way
 	Missing  State = "missing" // it cannot be seen: nothing is known of it
 	Failed   State = "failed"  // it will not get there by itself
+	Apart    State = "apart"   // it takes no part any more, and the threshold is reached without it
 )
 
 // Standing is one host in a phase, with what was seen.
@@ -44,7 +45,7 @@ func Judge(hosts []string, t Tally, membersWaived bool) []string {
 		switch {
 		case !known:
 			out = append(out, id+": not looked at")
-		case s.State == Finished, membersWaived && (s.State == Missing || s.Down):
+		case s.State == Finished, s.State == Apart, membersWaived && (s.State == Missing || s.Down):
 		default:
 			out = append(out, fmt.Sprintf("%s: %s: %s", id, s.State, s.Text))
 		}

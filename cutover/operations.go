@@ -18,10 +18,12 @@ const (
 	KindHalt     = "halt"
 	KindRelease  = "halt-release"
 	KindRollback = "rollback"
+	KindDecree   = "decree"
+	KindRestart  = "restart"
 )
 
 // Kinds lists the kinds of operations that Resume and Abort here know.
-func Kinds() []string { return []string{KindHalt, KindRelease, KindRollback} }
+func Kinds() []string { return []string{KindHalt, KindRelease, KindRollback, KindDecree, KindRestart} }
 
 // Operations runs whole cut-overs, with the fleet, the journal and the lease of
 // the rolls.
@@ -71,6 +73,7 @@ type HostResult struct {
 	RestartPolicy string              `json:"restart_policy"`
 	Milestones    []rolling.Milestone `json:"milestones"`
 	Rollback      *RollbackResult     `json:"rollback,omitempty"`
+	Decree        *DecreeResult       `json:"decree,omitempty"`
 }
 
 // outcomeAborted is an operation that was taken back.
@@ -80,8 +83,11 @@ const docSchema = "qnetops/cutover/v1"
 
 // schemaOf names the document of a kind.
 func schemaOf(kind string) string {
-	if kind == KindRollback {
+	switch kind {
+	case KindRollback:
 		return "qnetops/rollback/v1"
+	case KindDecree:
+		return "qnetops/decree/v1"
 	}
 	return docSchema
 }
@@ -106,6 +112,10 @@ func (o *Operations) procedure(plan Plan) (kept, error) {
 		return newRelease(plan, o.Fleet), nil
 	case plan.Kind == KindRollback && plan.Rollback != nil:
 		return newRollback(plan, o.Fleet), nil
+	case plan.Kind == KindDecree && plan.Decree != nil:
+		return newDecree(plan, o.Fleet), nil
+	case plan.Kind == KindRestart && plan.Restart != nil:
+		return newRestart(plan, o.Fleet), nil
 	}
 	return nil, fmt.Errorf("a plan of kind %q is not known here", plan.Kind)
 }
@@ -140,13 +150,21 @@ func (o *Operations) Execute(ctx context.Context, plan Plan, again func(context.
 		}
 		r := &Run{Runner: s.Runner(rolling.Plan{}), Session: s, Plan: plan}
 		err = r.Forward(ctx, proc)
-		if cause := untouched(ctx, r, err); cause != nil {
+		if cause := untouched(ctx, r, err); cause != nil && !isOut(ctx, r, proc) {
 			// Nothing was stopped: the fleet is left as it was found.
 			return errors.Join(cause, r.Back(ctx, proc, cause.Error()))
 		}
 		return o.conclude(ctx, r, proc, &doc, err)
 	})
 	return doc, o.outcome(&doc, err)
+}
+
+// isOut says whether a cut-over that stops no node itself has let its change out.
+func isOut(ctx context.Context, r *Run, proc kept) bool {
+	p, ok := proc.(interface {
+		accepted(ctx context.Context, r *Run) bool
+	})
+	return ok && p.accepted(ctx, r)
 }
 
 // untouched is the cause of a run that failed before any node was stopped and that

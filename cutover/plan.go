@@ -64,6 +64,8 @@ type Plan struct {
 	Halt     *HaltPlan     `json:"halt,omitempty"`
 	Release  *ReleasePlan  `json:"release,omitempty"`
 	Rollback *RollbackPlan `json:"rollback,omitempty"`
+	Decree   *DecreePlan   `json:"decree,omitempty"`
+	Restart  *RestartPlan  `json:"restart,omitempty"`
 }
 
 const planSchema = "qnetops/cutover-plan/v1"

@@ -157,7 +157,7 @@ func (r *Runner) replace(ctx context.Context, p NodePlan) (host.ReplaceResult, e
 			Container: p.Container, NextName: r.nextName(p),
 			AsideName: p.Container + "-pre-" + stamp, FailedName: p.Container + "-failed-" + stamp,
 			StopTimeoutSeconds: p.StopTimeout, ExpectOldID: p.ContainerID, ExpectNextID: report.Next.ID,
-			NextPolicy: p.NextPolicy,
+			NextPolicy: p.NextPolicy, NoPutBack: r.NoPutBack,
 		}, r.tx(p))
 		return done, err
 	})

@@ -44,6 +44,10 @@ type Runner struct {
 	// runs, and the tip at each node's start counts.
 	From *uint64
 
+	// NoPutBack never starts the old container again where a successor does not
+	// start: after a cut-over it would write by rules that are left behind.
+	NoPutBack bool
+
 	// electorate remembers the certificates read for the quorum arithmetic.
 	electorate *observe.Electorate
 }
