@@ -2,6 +2,7 @@ package lab
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -9,6 +10,8 @@ import (
 	"time"
 
 	"github.com/qnetops/qnetops/lab/engine"
+	"github.com/qnetops/qnetops/manifest"
+	"github.com/qnetops/qnetops/node"
 )
 
 // brokenManifest is one that every node refuses.
@@ -173,5 +176,102 @@ func TestHaltedNodeStaysDownOnlyWithoutItsPolicy(t *testing.T) {
 				t.Errorf("%s, exit code %d", c.State, c.ExitCode)
 			}
 		})
+	})
+}
+
+// manifestAt is the manifest of a restart from macroblock k, from what one host's node serves.
+func manifestAt(t *testing.T, h *Host, k uint64, excluded ...string) []byte {
+	t.Helper()
+	client := node.Client{Base: h.APIBase(), HTTP: h.HTTP()}
+	digest := func(i uint64) (node.Hash, node.Hash) {
+		mb, err := client.Macroblock(t.Context(), i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		proof, err := client.Proof(t.Context(), i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := proof.Check(&mb); err != nil {
+			t.Fatal(err)
+		}
+		return mb.Hash(), proof.Fields().DigestV2()
+	}
+	m := manifest.Manifest{Pin: manifest.Pin{Index: k}}
+	_, m.Pin.DigestPred = digest(k - 1)
+	m.Pin.Hash, m.Pin.DigestAnchor = digest(k)
+	slices.Sort(excluded)
+	m.Restart = manifest.Restart{ResumeFromMB: k, ResumeMBHash: m.Pin.Hash, Excluded: excluded}
+	if found := manifest.Validate(m, manifest.Known{}); len(found) > 0 {
+		t.Fatalf("%+v", found)
+	}
+	raw, err := m.JSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return raw
+}
+
+// TestRestartOfAFleet: two of six are gone, the chain parks at its horizon, and an image with a manifest brings it back: one
+// host serves the state, the others rename their data aside and join.
+func TestRestartOfAFleet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := up(t, Config{Nodes: 6, Seed: 25, History: 360})
+		hosts := l.Hosts()
+		waitHeight(t, l, 470)
+		for _, id := range []string{"005", "006"} {
+			if err := l.Inject(id, FaultStop, ""); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(node.HorizonBlocks * 5 / 4 * l.Block()) // the turns of the two cost time
+		position := func(h *Host) node.Position {
+			t.Helper()
+			client := node.Client{Base: h.APIBase(), HTTP: h.HTTP()}
+			p, err := client.Position(t.Context())
+			if err != nil {
+				t.Fatalf("%s: %v", h.ID(), err)
+			}
+			return p
+		}
+		parked := strings.Join(hosts[0].engine.LastLines(hosts[0].spec.Container, 5), "\n")
+		if !strings.Contains(parked, "[WARN][PROD] parked reason=roster_derivation_horizon h=") {
+			t.Fatalf("not parked: %s", parked)
+		}
+		k := position(hosts[0]).LastSealed
+		added, err := l.AddImage("restart", manifestAt(t, hosts[0], k, hosts[4].NodeID(), hosts[5].NodeID()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, h := range hosts[:4] {
+			if err := h.engine.StopContainer(h.spec.Container); err != nil {
+				t.Fatal(err)
+			}
+			if i > 0 {
+				if err := os.Rename(h.DataDir(), h.DataDir()+"-above"); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.Mkdir(h.DataDir(), 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		for _, h := range hosts[:4] {
+			withContainer(t, h, added.Ref, "always")
+		}
+		time.Sleep(500 * l.Block())
+		for _, h := range hosts[1:4] {
+			if p := position(h); p.LastSealed < k+2 {
+				t.Errorf("%s sealed %d after a restart from %d", h.ID(), p.LastSealed, k)
+			}
+		}
+		s := l.Status(t.Context())
+		if s.Nodes[1].Build != added.Build {
+			t.Errorf("build %s, want %s", s.Nodes[1].Build, added.Build)
+		}
+		if log := strings.Join(hosts[0].engine.LastLines(hosts[0].spec.Container, 10_000), "\n"); !strings.Contains(log, "v2_below_ws mb=") {
+			t.Errorf("the host with data above K does not fail closed: %s", log)
+		}
+		clean(t, l)
 	})
 }
