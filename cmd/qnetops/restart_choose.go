@@ -256,11 +256,7 @@ func (in choiceInput) next(p restart.Proposal) string {
 	case "":
 		return in.command("exclude")
 	case restart.StopUndecided:
-		var lines []string
-		for _, r := range p.Needed {
-			lines = append(lines, in.adds(r.Operator, r.From, r.To))
-		}
-		return strings.Join(lines, "\n      ") + "\n      then the same command with the new files; --below N chooses without them"
+		return strings.Join(append(in.needed(p.Needed), "then the same command with the new files; --below N chooses without them"), "\n      ")
 	case restart.StopNoEvidence:
 		hint := "get the file of each operator and its .sig, or waive him by name with --absent ID=REASON; files that were left out are listed"
 		if slices.ContainsFunc(p.LeftOut, func(l restart.LeftOut) bool { return l.Code == restart.CodeConflict }) {
@@ -278,6 +274,26 @@ func (in choiceInput) next(p restart.Proposal) string {
 	}
 	older := p.Refused[n-1].Index - 1
 	return "the reasons are listed for each macroblock; an older one is added, by each operator to his newest file, with " + supplementCommand("FILE", older-1, older)
+}
+
+// needed is one command for each operator: two in one round would both make the next number of his files. Where his ranges are too
+// far apart for one, the newest come first, and the next round asks for the rest.
+func (in choiceInput) needed(list []restart.NeededRange) []string {
+	spans := map[string]restart.IndexRange{}
+	for _, r := range slices.Backward(list) { // by operator and index, ascending
+		span, ok := spans[r.Operator]
+		switch {
+		case !ok:
+			spans[r.Operator] = r.IndexRange
+		case span.To-r.From < restart.MaxAsked:
+			spans[r.Operator] = restart.IndexRange{From: r.From, To: span.To}
+		}
+	}
+	var out []string
+	for _, name := range slices.Sorted(maps.Keys(spans)) {
+		out = append(out, in.adds(name, spans[name].From, spans[name].To))
+	}
+	return out
 }
 
 // settle is how the hosts' operators settle a contradiction: a node may have healed since, and one that has not is left out by its

@@ -358,6 +358,9 @@ func printDisagreements(w io.Writer, list []restart.Disagreement) {
 		}
 		sides := map[string][]string{}
 		for host, value := range d.Values {
+			if own, _, of := strings.Cut(host, " previous of "); of && d.Values[own] == value {
+				continue // it says the same of the macroblock itself
+			}
 			sides[value] = append(sides[value], host)
 		}
 		var text []string
