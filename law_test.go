@@ -22,6 +22,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/qnetops/qnetops/cutover"
 	"github.com/qnetops/qnetops/observe"
 	"github.com/qnetops/qnetops/rolling"
 )
@@ -439,8 +440,10 @@ func TestJSONDocuments(t *testing.T) {
 		t.Fatal(err)
 	}
 	types := map[string]reflect.Type{
-		"qnetops/status/v1": reflect.TypeFor[observe.StatusDocument](),
-		"qnetops/roll/v1":   reflect.TypeFor[rolling.Document](),
+		"qnetops/status/v1":  reflect.TypeFor[observe.StatusDocument](),
+		"qnetops/roll/v1":    reflect.TypeFor[rolling.Document](),
+		"qnetops/cutover/v1": reflect.TypeFor[cutover.Document](),
+		"qnetops/halt/v1":    reflect.TypeFor[cutover.HaltStatus](),
 	}
 	heads := section.FindAllSubmatchIndex(text, -1)
 	found := 0
