@@ -1,6 +1,7 @@
 package cutover
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -290,7 +291,10 @@ func (x *restarting) accepted(ctx context.Context, r *Run, id string) (Standing,
 	v, block := x.plan.Restart.Values, x.fleet.Inventory().Block
 	limit := max(bootBlocks*block, leastQuiet)
 	for began := time.Now(); ; {
-		got := readRestartAt(ctx, x.fleet, id, v)
+		got, latched, err := x.lookNew(ctx, r, id)
+		if latched != nil || err != nil {
+			return *cmp.Or(latched, &Standing{}), err
+		}
 		standing := judgeStarted(v, got)
 		if standing.State == Finished && id == x.plan.Restart.Archive {
 			if why := x.serves(ctx, id); why != "" {

@@ -1,10 +1,13 @@
 package cutover
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/qnetops/qnetops/host"
@@ -271,12 +274,9 @@ func (x *restarting) hashes(ctx context.Context, r *Run, here []string, away Tal
 	limit := max(joinBlocks*block, leastQuiet)
 	for began := time.Now(); ; {
 		t, err := x.each(ctx, here, copyTally(away), func(ctx context.Context, id string) (Standing, error) {
-			if raw := r.Result(ctx, id+"/"+stepLatched); raw != nil && !cleared(r, id) {
-				return Standing{State: Failed, Down: true, Text: latchedText(r, id)}, nil
-			}
-			got := readRestartAt(ctx, x.fleet, id, v)
-			if got.wrongHash(v) {
-				return x.latch(ctx, r, id, got)
+			got, latched, err := x.lookNew(ctx, r, id)
+			if latched != nil || err != nil {
+				return *cmp.Or(latched, &Standing{}), err
 			}
 			return judgeJoined(v, got, id == x.plan.Restart.Archive), nil
 		})
@@ -325,6 +325,47 @@ func judgeJoined(v RestartValues, r RestartReading, archive bool) Standing {
 	return Standing{State: Finished, Text: fmt.Sprintf("shows macroblock %d with the recorded hash", v.K())}
 }
 
+// lookNew looks at a node that was started on the release. One that shows another K
+// is latched, and its standing comes back; one that a person has cleared by its
+// name is started again, and judged anew.
+func (x *restarting) lookNew(ctx context.Context, r *Run, id string) (RestartReading, *Standing, error) {
+	v := x.plan.Restart.Values
+	isLatched := latchOf(ctx, r, id) != ""
+	if isLatched && !cleared(r, id) {
+		return RestartReading{}, &Standing{State: Failed, Down: true, Text: latchedText(r, id)}, nil
+	}
+	if isLatched {
+		p := x.plan.Restart.Roll.Node(id)
+		req := host.StateRequest{Container: p.Container, ExpectID: lookAt(ctx, x.fleet, id).Container, Policy: p.NextPolicy, State: host.StateRunning}
+		if err := bring(ctx, r, id, string(actStart), "start the node that was cleared by name", req); err != nil {
+			return RestartReading{}, nil, err
+		}
+		if err := r.Record(ctx, id+"/"+stepLatched, "cleared by name", latch{}); err != nil {
+			return RestartReading{}, nil, err
+		}
+	}
+	got := readRestartAt(ctx, x.fleet, id, v)
+	if got.wrongHash(v) {
+		s, err := x.latch(ctx, r, id, got)
+		return got, &s, err
+	}
+	return got, nil, nil
+}
+
+// latch is in the journal while a node stays stopped: the hash that it showed.
+// Clearing it writes an empty one.
+type latch struct {
+	Hash string `json:"hash"`
+}
+
+func latchOf(ctx context.Context, r *Run, id string) string {
+	var l latch
+	if raw := r.Result(ctx, id+"/"+stepLatched); raw == nil || json.Unmarshal(raw, &l) != nil {
+		return ""
+	}
+	return l.Hash
+}
+
 // latch stops a node that shows another K, for good: neither its engine nor a
 // resume starts it before a person has cleared it by name.
 func (x *restarting) latch(ctx context.Context, r *Run, id string, got RestartReading) (Standing, error) {
@@ -334,7 +375,7 @@ func (x *restarting) latch(ctx context.Context, r *Run, id string, got RestartRe
 	if err := bring(ctx, r, id, string(actStop), "stop the node that shows another macroblock K", req); err != nil {
 		return Standing{}, err
 	}
-	err := r.Record(ctx, id+"/"+stepLatched, fmt.Sprintf("shows hash %s", got.HashK), map[string]string{"hash": got.HashK.String()})
+	err := r.Record(ctx, id+"/"+stepLatched, fmt.Sprintf("shows hash %s", got.HashK), latch{got.HashK.String()})
 	return Standing{State: Failed, Down: true, Text: latchedText(r, id)}, err
 }
 
@@ -346,7 +387,7 @@ func latchedText(r *Run, id string) string {
 // cleared says that a person let a latched node go on, by its name.
 func cleared(r *Run, id string) bool {
 	for _, w := range r.Waivers {
-		if w.Check == "latched" && w.Reason == id {
+		if w.Check == "latched" && slices.Contains(strings.Split(w.Reason, ","), id) {
 			return true
 		}
 	}

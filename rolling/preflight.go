@@ -22,7 +22,7 @@ const clockBound = time.Second
 // data or the fence may not.
 func Waivable(check string) bool {
 	switch check {
-	case "second_updater", "disk", "clock", "build_stamp", "producing", "fleet", "leftover", "one_shot", "members", "point_of_no_return":
+	case "second_updater", "disk", "clock", "build_stamp", "producing", "fleet", "leftover", "one_shot", "members", "point_of_no_return", "latched":
 		return true
 	}
 	return false
@@ -30,7 +30,7 @@ func Waivable(check string) bool {
 
 // WaivableChecks lists the names for --waive.
 func WaivableChecks() []string {
-	return []string{"build_stamp", "clock", "disk", "fleet", "leftover", "members", "one_shot", "point_of_no_return", "producing", "second_updater"}
+	return []string{"build_stamp", "clock", "disk", "fleet", "latched", "leftover", "members", "one_shot", "point_of_no_return", "producing", "second_updater"}
 }
 
 // Preflight lists what speaks for and against running the plan now. A check
