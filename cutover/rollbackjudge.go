@@ -118,14 +118,14 @@ func readRollback(target *uint64, lines []node.LogLine) RollbackResult {
 	return res
 }
 
-// checkTarget refuses a height that no rollback can bring the fleet to, in numbers.
-func checkTarget(p Plan, view observe.View, hosts []Forecast) []observe.Check {
-	target := p.Rollback.Target
+// checkTarget refuses a height that no rollback and no decree can bring the fleet
+// to, in numbers; nil is each node's own certified floor.
+func checkTarget(name string, target *uint64, view observe.View, hosts []Forecast) []observe.Check {
 	if target == nil {
-		return []observe.Check{checkSomething(hosts)}
+		return []observe.Check{checkSomething(name, hosts)}
 	}
 	t := *target
-	c := observe.Check{Name: "rollback_height", Verdict: observe.Pass, Reason: fmt.Sprintf("height %d", t)}
+	c := observe.Check{Name: name, Verdict: observe.Pass, Reason: fmt.Sprintf("height %d", t)}
 	top := tip(view)
 	switch below := t / node.CheckpointBlocks * node.CheckpointBlocks; {
 	case t != below:
@@ -140,17 +140,17 @@ func checkTarget(p Plan, view observe.View, hosts []Forecast) []observe.Check {
 	for _, f := range hosts {
 		if f.Will == RollbackRefuse {
 			out = append(out, observe.Check{Name: "certified_floor", Verdict: observe.Fail, Reason: fmt.Sprintf("%s: height %d is below its certified floor, which is %d or above: "+
-				"it would refuse and start unchanged, and its copy would pull the fleet back; take %d or more, or --to-last-sealed", f.ID, t, *f.FloorAtLeast, *f.FloorAtLeast)})
+				"it would refuse and start unchanged, and its copy would pull the fleet back; take %d or more", f.ID, t, *f.FloorAtLeast, *f.FloorAtLeast)})
 		}
 	}
 	return out
 }
 
-func checkSomething(hosts []Forecast) observe.Check {
-	c := observe.Check{Name: "rollback_height", Verdict: observe.Unknown, Reason: "no host shows a certified point to go back to"}
+func checkSomething(name string, hosts []Forecast) observe.Check {
+	c := observe.Check{Name: name, Verdict: observe.Unknown, Reason: "no host shows a certified point to go back to"}
 	for _, f := range hosts {
 		if f.Will == RollbackDrop {
-			return observe.Check{Name: "rollback_height", Verdict: observe.Pass, Reason: "each node goes to the last certified point it holds"}
+			return observe.Check{Name: name, Verdict: observe.Pass, Reason: "each node goes to the last certified point it holds"}
 		}
 	}
 	return c

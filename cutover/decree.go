@@ -1,0 +1,403 @@
+package cutover
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/qnetops/qnetops/fleet"
+	"github.com/qnetops/qnetops/host"
+	"github.com/qnetops/qnetops/journal"
+	"github.com/qnetops/qnetops/node"
+	"github.com/qnetops/qnetops/observe"
+	"github.com/qnetops/qnetops/rolling"
+)
+
+// Steps of a decree in the journal: the one request, and where the nodes stood
+// before it, which tells whether it took place.
+const (
+	stepDecree = "decree"
+	stepBefore = "fleet/before"
+)
+
+// decreeBlocks is how long, in block times, a decree may take until every node has
+// exited: three seconds, and the way of the gossip (facts 1.18).
+const decreeBlocks = 60
+
+// leastDecree is real time: engines start containers again at their own pace.
+const leastDecree = 30 * time.Second
+
+// before is where one node stood when the decree was sent.
+type before struct {
+	Container string    `json:"container"`
+	Started   time.Time `json:"started"`
+	Height    *uint64   `json:"height"`
+}
+
+// restarted says whether a node's process began anew since then.
+func (b before) restarted(s sight) bool {
+	return s.Reached && (s.Container != b.Container || s.Started.After(b.Started))
+}
+
+// DecreeResult is what a decree did on one host. Pruned is nil where nothing lay
+// above the target, or where the first height after the start was not seen.
+type DecreeResult struct {
+	Restarted bool    `json:"restarted"`
+	From      *uint64 `json:"from_height"`
+	Lowest    *uint64 `json:"lowest_height"` // seen after the start
+	Pruned    *bool   `json:"pruned"`
+}
+
+// decree is the Procedure of a decree.
+type decree struct {
+	plan  Plan
+	fleet *fleet.Fleet
+	pulse *chainWatch
+
+	mu      sync.Mutex
+	last    Tally
+	lowest  map[string]uint64
+	results map[string]DecreeResult
+}
+
+func newDecree(plan Plan, f *fleet.Fleet) *decree {
+	return &decree{plan: plan, fleet: f, pulse: &chainWatch{fleet: f}, last: Tally{}, lowest: map[string]uint64{}, results: map[string]DecreeResult{}}
+}
+
+// Do runs one phase.
+func (d *decree) Do(ctx context.Context, r *Run, phase PhaseName) (t Tally, err error) {
+	switch phase {
+	case Prepare:
+		t, err = d.note(ctx, r)
+	case Go:
+		t, err = d.submit(ctx, r)
+	case Verify:
+		t, err = d.verify(ctx, r)
+	default:
+		return nil, fmt.Errorf("a decree has no phase %s", phase)
+	}
+	d.last = t
+	return t, err
+}
+
+// note writes down where every node stands.
+func (d *decree) note(ctx context.Context, r *Run) (Tally, error) {
+	sights := lookAll(ctx, d.fleet, d.plan.Hosts)
+	t, all := Tally{}, map[string]before{}
+	for _, id := range d.plan.Hosts {
+		s := sights[id]
+		switch {
+		case !s.Reached:
+			t[id] = Standing{State: Missing, Text: s.Why}
+		case !s.runs():
+			t[id] = Standing{State: Failed, Down: true, Text: "it does not run"}
+		default:
+			all[id] = before{Container: s.Container, Started: s.Started, Height: s.Height}
+			t.finish(id, "runs, restart policy %s", s.Policy)
+		}
+	}
+	return t, errors.Join(ctx.Err(), r.Record(ctx, stepBefore, "note where the nodes stand", all))
+}
+
+func (d *decree) before(ctx context.Context, r *Run) map[string]before {
+	all := map[string]before{}
+	if raw := r.Result(ctx, stepBefore); raw != nil && json.Unmarshal(raw, &all) != nil {
+		return nil
+	}
+	return all
+}
+
+// accepted says whether the request is known to have taken place.
+func (d *decree) accepted(ctx context.Context, r *Run) bool {
+	return r.Result(ctx, d.plan.Decree.Via+"/"+stepDecree) != nil
+}
+
+// submit hands the decree over, unless that is known to have happened.
+func (d *decree) submit(ctx context.Context, r *Run) (Tally, error) {
+	if !d.accepted(ctx, r) {
+		if t, err := d.note(ctx, r); err != nil || len(Judge(d.plan.Hosts, t, membersWaived(r))) > 0 {
+			return t, err // a countdown may lie behind: what was true then need not be now
+		}
+		if err := d.post(ctx, r); err != nil {
+			return d.last, err
+		}
+	}
+	t := Tally{}
+	for _, id := range d.plan.Hosts {
+		t.finish(id, "the decree is out")
+	}
+	return t, nil
+}
+
+func membersWaived(r *Run) bool {
+	_, ok := r.Waived("members")
+	return ok
+}
+
+func (d *decree) post(ctx context.Context, r *Run) error {
+	p := d.plan.Decree
+	hst, _ := d.fleet.Inventory().Host(p.Via)
+	req := host.DecreeRequest{Container: hst.Container, Port: hst.APIPort, Seq: p.Seq, Target: p.Target, Sigs: p.Sigs}
+	var answer host.DecreeAnswer
+	err := r.Step(ctx, p.Via, stepDecree, fmt.Sprintf("hand decree %d to the node", p.Seq), func(ctx context.Context, w *host.Writer) (any, error) {
+		var err error
+		answer, err = w.Decree(ctx, req)
+		switch {
+		case errors.Is(err, host.ErrNodeDoubt), errors.Is(err, context.DeadlineExceeded):
+			return nil, fmt.Errorf("%w: %w", err, journal.ErrUnknownOutcome)
+		case err != nil:
+			return nil, err
+		case !answer.Accepted:
+			return nil, fmt.Errorf("the node refuses: %s", answer.Refused)
+		}
+		return answer, nil
+	})
+	switch {
+	case answer.Refused != "":
+		return &rolling.RefusedError{Checks: []observe.Check{{Name: "decree", Verdict: observe.Fail,
+			Reason: fmt.Sprintf("the node of host %s refuses decree %d: %s%s", p.Via, p.Seq, answer.Refused, meaning(answer.Refused))}}}
+	case err != nil && ctx.Err() == nil && errors.Is(err, journal.ErrUnknownOutcome):
+		r.Say(rolling.Event{Node: p.Via, Kind: rolling.KindNote, Name: stepDecree, State: "in_doubt", Text: "the answer was lost; looking whether the nodes start anew"})
+		if err := d.settle(ctx, r); err != nil || d.accepted(ctx, r) {
+			return err
+		}
+		return &rolling.StoppedError{Operation: r.Op.ID(), Node: p.Via, Reason: "the decree did not reach the nodes: none of them has started anew",
+			Next: fmt.Sprintf("qnetops resume %s sends it again; qnetops abort %s ends it, nothing has happened", r.Op.ID(), r.Op.ID())}
+	}
+	return err
+}
+
+// meaning adds to a refusal of the node what it asks of the operator.
+func meaning(words string) string {
+	switch {
+	case strings.Contains(words, "seq at or below"):
+		return ": this number or a higher one was applied before; have a higher one endorsed"
+	case strings.Contains(words, "signature quorum not met"):
+		return ": at least one signature is not true for this number and height; gather them again with decree endorse"
+	case strings.Contains(words, "certified floor"):
+		return ": no decree goes there; take the floor it names or more"
+	case strings.Contains(words, "local interface only"):
+		return ": the agent on the host is not seen as an internal caller (facts 1.0)"
+	}
+	return ""
+}
+
+// settle decides by looking whether a decree in doubt took place: the nodes exit and
+// start anew where it did. It is never sent again before that is known.
+func (d *decree) settle(ctx context.Context, r *Run) error {
+	record, err := r.Op.Record(context.WithoutCancel(ctx))
+	if err != nil {
+		return err
+	}
+	for _, s := range record.Unsettled() {
+		if _, name := splitStep(s.ID); name != stepDecree {
+			continue
+		}
+		state, text, err := d.look(ctx, r)
+		if err != nil {
+			return err
+		}
+		if state == journal.StepInDoubt {
+			return &rolling.InDoubtError{Operation: r.Op.ID(), Node: d.plan.Decree.Via, Reason: "whether the decree was taken: " + text}
+		}
+		if err := r.Op.Settle(context.WithoutCancel(ctx), s.ID, state, "looked: "+text, host.DecreeAnswer{Accepted: state == journal.StepDone}); err != nil {
+			return err
+		}
+		r.Say(rolling.Event{Node: d.plan.Decree.Via, Kind: rolling.KindNote, Name: s.ID, State: string(state), Text: "settled by looking: " + text})
+	}
+	return nil
+}
+
+// look waits until the nodes show whether they took the decree.
+func (d *decree) look(ctx context.Context, r *Run) (journal.StepState, string, error) {
+	was := d.before(ctx, r)
+	limit := max(decreeBlocks*d.fleet.Inventory().Block, leastDecree)
+	began := time.Now()
+	for {
+		state, text := judgeDoubt(was, lookAll(ctx, d.fleet, slices.Sorted(maps.Keys(was))), time.Since(began) >= limit)
+		if ctx.Err() != nil || state != journal.StepInDoubt || time.Since(began) >= limit {
+			return state, text, ctx.Err()
+		}
+		select {
+		case <-ctx.Done():
+			return state, text, ctx.Err()
+		case <-time.After(max(d.fleet.Inventory().Block, leastPoll)):
+		}
+	}
+}
+
+// judgeDoubt says whether a decree was taken, from which nodes have started anew:
+// two of them do not by chance. late says that the time for it is over.
+func judgeDoubt(was map[string]before, sights map[string]sight, late bool) (journal.StepState, string) {
+	var anew, unseen []string
+	for id, b := range was {
+		switch s := sights[id]; {
+		case !s.Reached:
+			unseen = append(unseen, id)
+		case b.restarted(s) || !s.runs():
+			anew = append(anew, id)
+		}
+	}
+	slices.Sort(anew)
+	slices.Sort(unseen)
+	switch {
+	case len(was) == 0:
+		return journal.StepInDoubt, "it is not known where the nodes stood before"
+	case len(anew) >= min(2, len(was)):
+		return journal.StepDone, strings.Join(anew, ", ") + " have ended or started anew since it was sent"
+	case late && len(anew)+len(unseen) == 0:
+		return journal.StepFailed, "no node has started anew since it was sent"
+	}
+	return journal.StepInDoubt, fmt.Sprintf("started anew: %s; cannot be seen: %s", orNone(anew), orNone(unseen))
+}
+
+func orNone(ids []string) string {
+	if len(ids) == 0 {
+		return "none"
+	}
+	return strings.Join(ids, ", ")
+}
+
+// verify sees every node start anew with its blocks above the target gone, and the
+// chain go on.
+func (d *decree) verify(ctx context.Context, r *Run) (Tally, error) {
+	was, away := d.before(ctx, r), passedBy(ctx, r, Prepare, Go)
+	limit := max((decreeBlocks+bootBlocks)*d.fleet.Inventory().Block, leastDecree)
+	began := time.Now()
+	var t Tally
+	for {
+		late := time.Since(began) >= limit
+		t = d.round(ctx, r, was, late)
+		waits := false
+		for id, s := range t {
+			_, gone := away[id]
+			waits = waits || !gone && (s.State == Waiting || s.State == Missing)
+		}
+		if ctx.Err() != nil || !waits || late {
+			break
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(max(d.fleet.Inventory().Block, leastPoll)):
+		}
+	}
+	if ctx.Err() != nil || len(Judge(d.plan.Hosts, t, membersWaived(r))) > 0 {
+		return t, ctx.Err()
+	}
+	var here []string
+	for _, id := range d.plan.Hosts {
+		if t[id].State == Finished {
+			here = append(here, id)
+		}
+	}
+	return t, d.pulse.run(ctx, r, here, "a decree")
+}
+
+func (d *decree) round(ctx context.Context, r *Run, was map[string]before, late bool) Tally {
+	t := Tally{}
+	sights := lookAll(ctx, d.fleet, d.plan.Hosts)
+	rolling.Each(ctx, d.plan.Hosts, func(ctx context.Context, id string) {
+		s := sights[id]
+		up := false
+		if s.Reached && s.runs() {
+			lines, err := runLines(ctx, d.fleet, id, s.Started)
+			up = err == nil && slices.ContainsFunc(lines, node.BringupComplete)
+		}
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		b, known := was[id]
+		if low, seen := d.lowest[id]; known && b.restarted(s) && s.Height != nil && (!seen || *s.Height < low) {
+			d.lowest[id] = *s.Height
+		}
+		var low *uint64
+		if h, seen := d.lowest[id]; seen {
+			low = &h
+		}
+		var res DecreeResult
+		t[id], res = judgeDecree(d.plan.Decree.Target, b, known, s, low, up, late)
+		d.results[id] = res
+		r.Say(rolling.Event{Node: id, Kind: rolling.KindWait, Name: string(Verify), State: string(t[id].State), Text: t[id].Text})
+	})
+	return t
+}
+
+// judgeDecree says how a node stands after a decree to target. low is the lowest
+// height seen since its start, up that it has come up, late that the time is over.
+func judgeDecree(target uint64, b before, known bool, s sight, low *uint64, up, late bool) (Standing, DecreeResult) {
+	res := DecreeResult{From: b.Height, Lowest: low}
+	open := func(text string) Standing {
+		if late {
+			return Standing{State: Failed, Text: text + ", and the time for it is over", Down: s.Reached && !s.runs()}
+		}
+		return Standing{State: Waiting, Text: text, Down: s.Reached && !s.runs()}
+	}
+	switch {
+	case !s.Reached:
+		return Standing{State: Missing, Text: s.Why}, res
+	case !known:
+		return Standing{State: Missing, Text: "it is not known where it stood before the decree"}, res
+	case !s.runs():
+		return open(fmt.Sprintf("it ended with exit code %d and has not been started again (restart policy %s)", s.ExitCode, s.Policy)), res
+	case !b.restarted(s):
+		return open("it has not started anew: the decree has not reached it, or its certified floor is above the target and it refuses"), res
+	}
+	res.Restarted = true
+	text := "started anew"
+	switch above := b.Height != nil && *b.Height > target; {
+	case low != nil && above:
+		pruned := *low <= target || *low < *b.Height
+		res.Pruned = &pruned
+		if text += fmt.Sprintf(" at height %d, was at %d", *low, *b.Height); !pruned {
+			return Standing{State: Failed, Text: text + ": nothing was pruned"}, res
+		}
+	case above:
+		text += "; its height has not been seen since"
+	default:
+		text += ", nothing above the target was seen on it before"
+	}
+	if !up {
+		return open(text + "; it has not come up yet"), res
+	}
+	return Standing{State: Finished, Text: text}, res
+}
+
+// Undo has nothing to take back: before the request nothing is changed.
+func (d *decree) Undo(context.Context, *Run, PhaseName) error { return nil }
+
+// Returnable refuses once the decree is out.
+func (d *decree) Returnable(ctx context.Context, r *Run) error {
+	if !d.accepted(ctx, r) {
+		return nil
+	}
+	return &rolling.RefusedError{Checks: []observe.Check{{Name: "point_of_no_return", Verdict: observe.Fail,
+		Reason: fmt.Sprintf("decree %d is out and the nodes prune by it; qnetops resume %s goes on looking", d.plan.Decree.Seq, r.Op.ID())}}}
+}
+
+// Settle settles the request where its outcome is not known.
+func (d *decree) Settle(ctx context.Context, r *Run) error { return d.settle(ctx, r) }
+
+func (d *decree) hosts(ctx context.Context, _ *Run) []HostResult {
+	sights := lookAll(ctx, d.fleet, d.plan.Hosts)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var out []HostResult
+	for _, id := range d.plan.Hosts {
+		res := HostResult{ID: id, State: Waiting, Text: "not begun", RestartPolicy: sights[id].Policy, Milestones: []rolling.Milestone{}}
+		if t, known := d.last[id]; known {
+			res.State, res.Text = t.State, t.Text
+		}
+		if x, known := d.results[id]; known {
+			res.Decree = &x
+		}
+		out = append(out, res)
+	}
+	return out
+}
+
+func (d *decree) chain() *Chain { return d.pulse.report() }

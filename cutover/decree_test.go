@@ -1,0 +1,221 @@
+package cutover_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/qnetops/qnetops/cutover"
+	"github.com/qnetops/qnetops/lab"
+	"github.com/qnetops/qnetops/node"
+	"github.com/qnetops/qnetops/rolling"
+)
+
+// endorse is the command `qnetops decree endorse`, on all hosts.
+func (t *tool) endorse(seq, target uint64) []node.DecreeSig {
+	t.w.Helper()
+	doc, err := cutover.Endorse(t.ctx, t.fleet, t.fleet.Inventory().IDs(), seq, target)
+	if err != nil {
+		t.w.Fatal(err)
+	}
+	if doc.Schema != cutover.EndorsementSchema || doc.Quorum != 4 || len(doc.Signatures) != 5 || len(doc.Missing) != 0 {
+		t.w.Fatalf("%+v", doc)
+	}
+	return doc.Sigs()
+}
+
+// decree is the command `qnetops decree submit`.
+func (t *tool) decree(ask cutover.DecreeAsk) (cutover.Document, error) {
+	ops := t.ops()
+	if err := ops.Free(t.ctx); err != nil {
+		return cutover.Document{}, err
+	}
+	p, err := ops.ProposeDecree(t.ctx, ask)
+	if err == nil {
+		err = p.Refused()
+	}
+	if err != nil {
+		return cutover.Document{}, t.note(p, err)
+	}
+	doc, err := ops.Decree(t.ctx, ask, p.Plan)
+	return doc, t.note(doc, err)
+}
+
+// anew clears the faults once a node has started anew: before that the votes that
+// were held back would certify what the decree is to prune.
+func (w *world) anew(e rolling.Event) {
+	if e.Kind == rolling.KindWait && e.Name == string(cutover.Verify) && strings.HasPrefix(e.Text, "started anew") {
+		if err := w.lab.Clear("", ""); err != nil {
+			w.Error(err)
+		}
+	}
+}
+
+func (w *world) posts() *atomic.Int32 {
+	var n atomic.Int32
+	w.lab.OnAgentRequest(func(_, method string) {
+		if method == "decree" {
+			n.Add(1)
+		}
+	})
+	return &n
+}
+
+func TestGoodDecree(t *testing.T) {
+	inLab(t, 5, func(t *testing.T, w *world) {
+		target := w.unsealed(500)
+		tool := w.tool()
+		tool.emit = w.anew
+		posts := w.posts()
+		ask := cutover.DecreeAsk{Ask: tool.ask(), Seq: 3, Target: target, Sigs: tool.endorse(3, target)}
+		doc, err := tool.decree(ask)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if doc.Schema != "qnetops/decree/v1" || doc.Outcome != rolling.OutcomeDone || doc.Chain == nil || doc.Chain.Verdict != cutover.ChainSealing {
+			t.Errorf("%+v %+v", doc, doc.Chain)
+		}
+		for _, h := range doc.Hosts {
+			if h.State != cutover.Finished || h.Decree == nil || !h.Decree.Restarted || h.Decree.Pruned == nil || !*h.Decree.Pruned {
+				t.Errorf("%+v %+v", h, h.Decree)
+			}
+		}
+		if posts.Load() != 1 {
+			t.Errorf("handed over %d times", posts.Load())
+		}
+		w.unarmed(w.ids()...)
+		w.healthy()
+		// The journal remembers the number.
+		target = w.tip() / 30 * 30
+		ask = cutover.DecreeAsk{Ask: tool.ask(needed), Seq: 3, Target: target, Sigs: ask.Sigs}
+		_, err = tool.decree(ask)
+		w.mustRefuse(err, "decree_seq", "take 4 or more")
+		w.clean()
+	})
+}
+
+// TestDecreeRefused: what the tool can see is refused before anything is sent, what
+// only the node knows in the node's words, and nothing happens either way.
+func TestDecreeRefused(t *testing.T) {
+	inLab(t, 5, func(t *testing.T, w *world) {
+		target := w.unsealed(130)
+		tool := w.tool()
+		posts := w.posts()
+		sigs := tool.endorse(1, target)
+		ask := func(change func(*cutover.DecreeAsk)) error {
+			a := cutover.DecreeAsk{Ask: tool.ask(needed), Seq: 1, Target: target, Sigs: slices.Clone(sigs)}
+			change(&a)
+			_, err := tool.decree(a)
+			return err
+		}
+		w.mustRefuse(ask(func(a *cutover.DecreeAsk) { a.Sigs = a.Sigs[:3] }), "signatures", "3 signatures, 4 are needed; not there: genesis_node_004, genesis_node_005")
+		w.mustRefuse(ask(func(a *cutover.DecreeAsk) { a.Sigs[0].Sig = "zz" }), "signatures", "not hex")
+		w.mustRefuse(ask(func(a *cutover.DecreeAsk) { a.Sigs[0].NodeID = "super_node_9" }), "signatures", "not of the genesis set")
+		w.mustRefuse(ask(func(a *cutover.DecreeAsk) { a.Seq = 0 }), "decree_seq", "number 0")
+		w.mustRefuse(ask(func(a *cutover.DecreeAsk) { a.Target = 90 }), "certified_floor", "below its certified floor")
+		w.mustRefuse(ask(func(a *cutover.DecreeAsk) { a.Target = w.tip()/30*30 + 300 }), "decree_height", "above the tip")
+		w.mustRefuse(ask(func(a *cutover.DecreeAsk) { a.Waivers = nil }), "fleet", "would take blocks that are good")
+		if _, err := cutover.Endorse(tool.ctx, tool.fleet, w.ids(), 1, 90); err == nil {
+			t.Error("a decree below the certified floor was endorsed")
+		} else {
+			w.mustRefuse(err, "certified_floor", "below its certified floor")
+		}
+		if posts.Load() != 0 {
+			t.Errorf("handed over %d times", posts.Load())
+		}
+		// A signature of good form that is not true: two of five are of another decree.
+		other := tool.endorse(2, target)
+		w.mustRefuse(ask(func(a *cutover.DecreeAsk) { a.Sigs[0], a.Sigs[1] = other[0], other[1] }), "decree", "decree signature quorum not met: at least one signature is not true")
+		if id := tool.unfinished(); id != "" {
+			t.Errorf("operation %s is left open", id)
+		}
+		w.clean()
+	})
+}
+
+// TestDecreeInDoubt: the agent dies while it hands the decree over. Whether it took
+// place is settled by looking, and it goes on, or is sent again by a resume, once.
+func TestDecreeInDoubt(t *testing.T) {
+	for name, sent := range map[string]bool{"taken": true, "not taken": false} {
+		t.Run(name, func(t *testing.T) {
+			inLab(t, 5, func(t *testing.T, w *world) {
+				target := w.unsealed(130)
+				tool := w.tool()
+				tool.emit = w.anew
+				var killed atomic.Bool
+				kill := func(id string) {
+					if killed.CompareAndSwap(false, true) {
+						if err := w.lab.Kill(id, lab.KillBoth); err != nil {
+							t.Error(err)
+						}
+					}
+				}
+				w.lab.OnAgentRequest(func(id, method string) {
+					if method == "decree" && !sent {
+						kill(id)
+					}
+				})
+				w.lab.OnAgentOutput(func(id string, line []byte) {
+					if sent && strings.Contains(string(line), `"accepted":true`) {
+						kill(id)
+					}
+				})
+				ask := cutover.DecreeAsk{Ask: tool.ask(needed), Seq: 1, Target: target, Sigs: tool.endorse(1, target)}
+				doc, err := tool.decree(ask)
+				if !killed.Load() {
+					t.Fatal("the agent was not killed")
+				}
+				if !sent {
+					var stopped *rolling.StoppedError
+					if !errors.As(err, &stopped) || !strings.Contains(err.Error(), "did not reach the nodes") {
+						t.Fatalf("%v", err)
+					}
+					doc, err = tool.ops().Resume(tool.ctx, doc.Operation)
+				}
+				if err != nil || doc.Outcome != rolling.OutcomeDone || doc.Chain.Verdict != cutover.ChainSealing {
+					t.Fatalf("%+v %v", doc, err)
+				}
+				w.unarmed(w.ids()...)
+				w.clean()
+			})
+		})
+	}
+}
+
+// TestDecreeAfterTheOperatorDied: killed at each barrier and resumed by another
+// process that has the store alone; the decree is handed over once.
+func TestDecreeAfterTheOperatorDied(t *testing.T) {
+	for _, at := range []string{"prepare done", "go begun", "go done", "verify begun", "verify done"} {
+		t.Run(at, func(t *testing.T) {
+			inLab(t, 5, func(t *testing.T, w *world) {
+				target := w.unsealed(130)
+				posts := w.posts()
+				tool := w.tool()
+				ask := cutover.DecreeAsk{Ask: tool.ask(needed), Seq: 1, Target: target, Sigs: tool.endorse(1, target)}
+				tool.emit = func(e rolling.Event) {
+					w.anew(e)
+					if e.Kind == rolling.KindNote && e.Name+" "+e.State == at {
+						tool.kill()
+					}
+				}
+				_, _ = tool.decree(ask)
+				tool.exit()
+				time.Sleep(time.Second)
+				tool = w.tool()
+				tool.emit = w.anew
+				id := tool.unfinished()
+				doc, err := tool.ops().Resume(tool.ctx, id)
+				if err := tool.note(doc, err); err != nil || doc.Outcome != rolling.OutcomeDone {
+					t.Fatalf("%+v %v", doc, err)
+				}
+				if posts.Load() != 1 {
+					t.Errorf("handed over %d times", posts.Load())
+				}
+				w.clean()
+			})
+		})
+	}
+}
