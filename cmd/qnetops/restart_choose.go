@@ -189,14 +189,18 @@ func readEvidenceFile(path string) (restart.File, error) {
 	return f, err
 }
 
-// propose chooses K; how it was asked for is the operator's to correct.
-func (in choiceInput) propose() (restart.Proposal, error) {
+// chooseK reads the evidence and chooses K from it; how it was asked for is the operator's to correct.
+func chooseK(c *cli.Context) (choiceInput, restart.Proposal, error) {
+	in, err := readChoice(c)
+	if err != nil {
+		return in, restart.Proposal{}, err
+	}
 	p, err := restart.Propose(in.merged, in.options)
 	var option *restart.OptionError
 	if errors.As(err, &option) {
-		return p, &usageError{text: option.Error(), hint: option.Hint()}
+		err = &usageError{text: option.Error(), hint: option.Hint()}
 	}
-	return p, err
+	return in, p, err
 }
 
 // command is a command line on the same evidence, as a shell takes it.
@@ -231,11 +235,7 @@ func runProposeK(c *cli.Context, s streams) error {
 	if err != nil {
 		return err
 	}
-	in, err := readChoice(c)
-	if err != nil {
-		return err
-	}
-	p, err := in.propose()
+	in, p, err := chooseK(c)
 	if err != nil {
 		return err
 	}
@@ -422,11 +422,7 @@ func runExclude(c *cli.Context, s streams) error {
 	if err != nil {
 		return err
 	}
-	in, err := readChoice(c)
-	if err != nil {
-		return err
-	}
-	p, err := in.propose()
+	in, p, err := chooseK(c)
 	if err != nil {
 		return err
 	}

@@ -66,12 +66,8 @@ func runRecord(c *cli.Context, s streams) error {
 	}
 	defer done()
 	r, folder, err := restart.NewRecord(in, signer, renderRecord)
-	var refused *restart.RecordRefused
-	switch {
-	case errors.As(err, &refused):
-		return &refusal{text: refused.Error(), hint: refused.Hint()}
-	case err != nil:
-		return unreadableEvidence(err)
+	if err != nil {
+		return refusedRecord(err)
 	}
 	doc := recordDocumentJSON{Schema: "qnetops/restartrecord/v1", RecordSHA256: restart.FileHash(folder[restart.RecordName]), Record: r}
 	if dir := c.String("out"); !g.dryRun {
@@ -86,15 +82,20 @@ func runRecord(c *cli.Context, s streams) error {
 	return printRecord(s, doc)
 }
 
+// refusedRecord is why there is no record: the evidence does not allow one, or a file cannot be read.
+func refusedRecord(err error) error {
+	var refused *restart.RecordRefused
+	if errors.As(err, &refused) {
+		return &refusal{text: refused.Error(), hint: refused.Hint()}
+	}
+	return unreadableEvidence(err)
+}
+
 // draftManifest writes the manifest of a record whose release does not exist yet.
 func draftManifest(s streams, path string, in restart.RecordInput) error {
 	m, err := restart.DraftManifest(in)
-	var refused *restart.RecordRefused
-	switch {
-	case errors.As(err, &refused):
-		return &refusal{text: refused.Error(), hint: refused.Hint()}
-	case err != nil:
-		return unreadableEvidence(err)
+	if err != nil {
+		return refusedRecord(err)
 	}
 	var data []byte
 	switch strings.ToLower(filepath.Ext(path)) {
