@@ -192,6 +192,7 @@ func (p *proc) scheduleDecree(d decree) {
 			p.cut(d.Target)
 		}
 		p.lowerMark(p.c.tip())
+		p.stored(p.dropVotes())
 		_ = p.st.flush()
 		p.quit(exitOK)
 	})
