@@ -74,7 +74,7 @@ func newApp(s streams) *cli.App {
 
 func commands(s streams) []*cli.Command {
 	list := []*cli.Command{
-		statusCommand(s), hostsCommand(s), rollCommand(s), haltCommand(s), rollbackCommand(s), resumeCommand(s), abortCommand(s), restoreCommand(s),
+		statusCommand(s), hostsCommand(s), rollCommand(s), haltCommand(s), rollbackCommand(s), decreeCommand(s), resumeCommand(s), abortCommand(s), restoreCommand(s),
 		opsCommand(s), gatesCommand(s), manifestCommand(s), restartCommand(s), leaseCommand(s), labCommand(s), rehearseCommand(s), hostAgentCommand(s), versionCommand(s), completionCommand(s),
 	}
 	for _, c := range list {

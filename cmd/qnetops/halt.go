@@ -253,7 +253,7 @@ func (r *rollRun) answerCutover(doc cutover.Document, cause error) error {
 	if r.g.json {
 		return errors.Join(cause, printJSON(r.s.out, doc))
 	}
-	if doc.Kind == cutover.KindRollback {
+	if doc.Kind == cutover.KindRollback || doc.Kind == cutover.KindDecree {
 		return errors.Join(cause, r.printWentOn(doc))
 	}
 	t := report.Table{Head: []string{"host", "state", "stop height", "flushed", "policy", "M0", "M1", "M2", "M3", "M4", "what was seen"}}

@@ -112,6 +112,9 @@ func (r *rollRun) printWentOn(doc cutover.Document) error {
 		if h.Rollback != nil {
 			outcome = strings.ReplaceAll(h.Rollback.Outcome, "_", " ") + ": " + h.Rollback.Text
 		}
+		if h.Decree != nil {
+			outcome = decreeWord(*h.Decree)
+		}
 		t.Add(h.ID, string(h.State), outcome, orDash(h.RestartPolicy), firstLine(h.Text))
 	}
 	if err := t.Write(r.s.out); err != nil {
@@ -122,4 +125,16 @@ func (r *rollRun) printWentOn(doc cutover.Document) error {
 	}
 	fmt.Fprintln(r.s.out, cutoverLine(doc))
 	return nil
+}
+
+func decreeWord(d cutover.DecreeResult) string {
+	switch {
+	case !d.Restarted:
+		return "not started anew"
+	case d.Pruned == nil:
+		return "started anew"
+	case *d.Pruned:
+		return fmt.Sprintf("pruned from %s to %s", blocksWord(d.From), blocksWord(d.Lowest))
+	}
+	return "not pruned"
 }
