@@ -117,21 +117,29 @@ func (x *release) each(ctx context.Context, r *Run, ids []string, t Tally, do fu
 		errs []error
 	)
 	runner := x.roll(r)
-	rolling.Each(ctx, ids, func(ctx context.Context, id string) {
-		p := runner.Plan.Node(id)
-		text, err := do(ctx, runner, *p)
-		mu.Lock()
-		defer mu.Unlock()
-		t[id] = Standing{State: Finished, Text: text}
-		if err != nil {
-			t[id] = x.failed(ctx, id, err)
-		}
-		var fenced *host.FencedError
-		var doubt *rolling.InDoubtError
-		if errors.As(err, &fenced) || errors.As(err, &doubt) {
-			errs = append(errs, fmt.Errorf("host %s: %w", id, err))
-		}
-	})
+	runner.Together()
+	var wg sync.WaitGroup // all of them: they are started together and wait for each other
+	for _, id := range ids {
+		wg.Go(func() {
+			text, err := "", runner.TakeFence(ctx, id)
+			if err == nil {
+				text, err = do(ctx, runner, *runner.Plan.Node(id))
+			}
+			standing := Standing{State: Finished, Text: text}
+			if err != nil {
+				standing = x.failed(ctx, id, err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			t[id] = standing
+			var fenced *host.FencedError
+			var doubt *rolling.InDoubtError
+			if errors.As(err, &fenced) || errors.As(err, &doubt) {
+				errs = append(errs, fmt.Errorf("host %s: %w", id, err))
+			}
+		})
+	}
+	wg.Wait()
 	x.last = t
 	return t, errors.Join(append(errs, ctx.Err(), r.Lease.Check(ctx))...)
 }

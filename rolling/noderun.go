@@ -328,7 +328,7 @@ func (r *Runner) build(ctx context.Context, p NodePlan) string {
 
 func (r *Runner) milestones(ctx context.Context, p NodePlan, want Expectation) ([]Milestone, error) {
 	r.emit(Event{Node: p.ID, Kind: KindStep, Name: "milestones", State: "begun", Text: "watch the node back into the chain"})
-	seen, err := watch(ctx, r.Fleet, p.ID, want.ContainerID, want, func(m Milestone) {
+	seen, err := watch(ctx, r.Fleet, p.ID, want.ContainerID, want, r.board, func(m Milestone) {
 		r.emit(Event{Node: p.ID, Kind: KindMilestone, Name: m.Name, State: m.Verdict, Text: m.Reason})
 	})
 	if err != nil {
@@ -428,7 +428,7 @@ func (r *Runner) restored(ctx context.Context, p NodePlan, result NodeResult, do
 	if want.Build == "" {
 		want.WaiveBuild = "the old image is not stamped"
 	}
-	seen, err := watch(ctx, r.Fleet, p.ID, want.ContainerID, want, func(m Milestone) {
+	seen, err := watch(ctx, r.Fleet, p.ID, want.ContainerID, want, r.board, func(m Milestone) {
 		r.emit(Event{Node: p.ID, Kind: KindMilestone, Name: m.Name, State: m.Verdict, Text: "old container: " + m.Reason})
 	})
 	if err != nil {

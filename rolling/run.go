@@ -50,6 +50,7 @@ type Runner struct {
 
 	// electorate remembers the certificates read for the quorum arithmetic.
 	electorate *observe.Electorate
+	board      *board // of the nodes that are watched together
 }
 
 // of is the operation whose containers this run works on.

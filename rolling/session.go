@@ -122,6 +122,16 @@ func (r *Runner) Step(ctx context.Context, id, name, title string, do func(conte
 	})
 }
 
+// TakeFence makes a host accept this operation's epoch, for one that was away when
+// the operation began or was taken over.
+func (r *Runner) TakeFence(ctx context.Context, id string) error {
+	w, err := r.writer(ctx, id)
+	if err == nil {
+		_, err = w.TakeFence(ctx)
+	}
+	return err
+}
+
 // Record journals something that was only looked at, under step.
 func (r *Runner) Record(ctx context.Context, step, title string, result any) error {
 	return r.record(ctx, step, title, result)

@@ -38,14 +38,16 @@ type watcher struct {
 	// compared with what is timed here.
 	offset  time.Duration
 	fetched map[string]map[uint64]bool
+	board   *board // nil: this watcher is alone
+	cursor  int    // certificates of the board seen so far
 }
 
 // watch waits until the node's milestones are all settled, streaming every
 // change. It returns early only when ctx ends.
-func watch(ctx context.Context, f *fleet.Fleet, id, container string, want Expectation, changed func(Milestone)) ([]Milestone, error) {
+func watch(ctx context.Context, f *fleet.Fleet, id, container string, want Expectation, shared *board, changed func(Milestone)) ([]Milestone, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	w := &watcher{fleet: f, id: id, container: container, changed: changed,
+	w := &watcher{fleet: f, id: id, container: container, changed: changed, board: shared,
 		hurry: make(chan struct{}, 1), fetched: map[string]map[uint64]bool{}}
 	w.opening = make(chan (<-chan node.LogLine), 1)
 	w.unfollow = func() {}
@@ -56,7 +58,7 @@ func watch(ctx context.Context, f *fleet.Fleet, id, container string, want Expec
 	}
 	want.StartedAt = want.StartedAt.Add(-w.offset)
 	w.want, w.reentry = want, NewReentry(want)
-	every := max(want.Block, leastPoll)
+	every := w.every()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	reported := map[string]Milestone{}
@@ -193,17 +195,33 @@ func (w *watcher) sightNode(ctx context.Context, conn *fleet.Conn, s *Sighting) 
 
 // others returns the highest height any other reachable node shows.
 func (w *watcher) others(ctx context.Context) *uint64 {
-	return FleetHeight(ctx, w.fleet, w.id, max(w.want.Block, 2*time.Second))
+	limit := max(w.want.Block, 2*time.Second)
+	if w.board != nil {
+		return w.board.height(ctx, w.fleet, w.id, limit, w.every())
+	}
+	return FleetHeight(ctx, w.fleet, w.id, limit)
 }
+
+// every is how often a watcher looks.
+func (w *watcher) every() time.Duration { return max(w.want.Block, leastPoll) }
 
 // FleetHeight asks every reachable host but one for its height and returns the
 // highest that can be believed, or nil when none answers.
 func FleetHeight(ctx context.Context, f *fleet.Fleet, without string, limit time.Duration) *uint64 {
+	var heights []uint64
+	for _, h := range readHeights(ctx, f, without, limit) {
+		heights = append(heights, h)
+	}
+	return believed(heights)
+}
+
+// readHeights asks every reachable host but one for its height, by host id.
+func readHeights(ctx context.Context, f *fleet.Fleet, without string, limit time.Duration) map[string]uint64 {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	var (
 		mu      sync.Mutex
-		heights []uint64
+		heights = map[string]uint64{}
 	)
 	eachOf(ctx, f.Inventory().IDs(), func(ctx context.Context, id string) {
 		if id == without {
@@ -219,9 +237,9 @@ func FleetHeight(ctx context.Context, f *fleet.Fleet, without string, limit time
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		heights = append(heights, health.Height)
+		heights[id] = health.Height
 	})
-	return believed(heights)
+	return heights
 }
 
 // believed is the highest height unless it is far above what every other node
@@ -245,6 +263,19 @@ func (w *watcher) seals(ctx context.Context, s Sighting) []SealSighting {
 	if s.Position == nil || !w.reentry.reached(w.reentry.m2) || w.reentry.reached(w.reentry.m3) {
 		return nil
 	}
+	if w.board == nil {
+		return w.readSeals(ctx, s.Position.LastSealed, w.fetched)
+	}
+	seals, cursor := w.board.since(w.cursor, w.every(), func(fetched map[string]map[uint64]bool) []SealSighting {
+		return w.readSeals(ctx, s.Position.LastSealed, fetched)
+	})
+	w.cursor = cursor
+	return seals
+}
+
+// readSeals reads one more certificate of each node, up to the newest seal, and
+// notes in fetched which.
+func (w *watcher) readSeals(ctx context.Context, newest uint64, fetched map[string]map[uint64]bool) []SealSighting {
 	from := node.WindowOf(w.want.StartHeight) + 1
 	var (
 		mu  sync.Mutex
@@ -253,8 +284,8 @@ func (w *watcher) seals(ctx context.Context, s Sighting) []SealSighting {
 	ctx, cancel := context.WithTimeout(ctx, max(w.want.Block, 2*time.Second))
 	defer cancel()
 	for _, id := range w.fleet.Inventory().IDs() {
-		if w.fetched[id] == nil {
-			w.fetched[id] = map[uint64]bool{}
+		if fetched[id] == nil {
+			fetched[id] = map[uint64]bool{}
 		}
 	}
 	eachOf(ctx, w.fleet.Inventory().IDs(), func(ctx context.Context, id string) {
@@ -262,13 +293,13 @@ func (w *watcher) seals(ctx context.Context, s Sighting) []SealSighting {
 		if err != nil {
 			return
 		}
-		for _, index := range w.due(id, from, s.Position.LastSealed) {
+		for _, index := range due(fetched[id], from, newest) {
 			proof, err := conn.Node().Proof(ctx, index)
 			if err != nil {
 				return
 			}
 			mu.Lock()
-			w.fetched[id][index] = true
+			fetched[id][index] = true
 			out = append(out, SealSighting{Index: index, Committee: proof.Committee, Signers: proof.Signers})
 			mu.Unlock()
 		}
@@ -276,11 +307,11 @@ func (w *watcher) seals(ctx context.Context, s Sighting) []SealSighting {
 	return out
 }
 
-// due lists the windows whose certificate this node has not been asked for.
-func (w *watcher) due(id string, from, to uint64) []uint64 {
+// due lists the windows whose certificate a node has not been asked for.
+func due(fetched map[uint64]bool, from, to uint64) []uint64 {
 	var out []uint64
 	for index := from; index <= to && len(out) < proofsAtOnce; index++ {
-		if !w.fetched[id][index] {
+		if !fetched[index] {
 			out = append(out, index)
 		}
 	}
