@@ -312,3 +312,80 @@ func TestRollbackTakenBack(t *testing.T) {
 		})
 	}
 }
+
+// TestRollbackWithOneHostDead: a host that is lost between the plan and the stop
+// holds the operation; the waiver passes it by, the others go on, and it is named.
+func TestRollbackWithOneHostDead(t *testing.T) {
+	inLab(t, 5, func(t *testing.T, w *world) {
+		w.unsealed(130)
+		tool := w.tool()
+		tool.emit = func(e rolling.Event) {
+			if e.Kind == rolling.KindNote && e.Name == string(cutover.Hold) && e.State == "begun" {
+				w.inject("005", "drop-ssh", "hold")
+			}
+		}
+		doc, err := tool.rollback(cutover.RollbackAsk{Ask: tool.ask(needed)})
+		var stopped *rolling.StoppedError
+		if !errors.As(err, &stopped) || !strings.Contains(err.Error(), "held in phase hold") || !strings.Contains(err.Error(), "005: missing") {
+			t.Fatalf("%+v %v", doc, err)
+		}
+		// The host is gone for good: so is its node.
+		if err := w.host("005").Engine().StopContainer(w.host("005").Spec().Container); err != nil {
+			t.Fatal(err)
+		}
+		tool.exit()
+		tool = w.tool()
+		tool.emit = func(e rolling.Event) {
+			if e.Kind == rolling.KindNote && e.Name == string(cutover.Go) && e.State == "begun" {
+				for _, id := range []string{"002", "003"} {
+					_ = w.lab.Clear(id, "")
+				}
+			}
+		}
+		doc, err = tool.ops(rolling.Waiver{Check: "members", Reason: "005 is lost"}).Resume(tool.ctx, stopped.Operation)
+		// Four of five seal, but none of the four may be stopped for the removal.
+		if !errors.As(err, &stopped) || !strings.Contains(err.Error(), "quorum") || doc.Chain == nil || doc.Chain.Verdict != cutover.ChainSealing {
+			t.Fatalf("%+v %v", doc, err)
+		}
+		// It is back, its blocks above the target with it; now the variable can go.
+		if err := w.lab.Clear("005", ""); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.host("005").Engine().StartContainer(w.host("005").Spec().Container); err != nil {
+			t.Fatal(err)
+		}
+		tool.exit()
+		tool = w.tool()
+		doc, err = tool.ops(rolling.Waiver{Check: "members", Reason: "005 was lost"}).Resume(tool.ctx, stopped.Operation)
+		if err != nil || doc.Outcome != rolling.OutcomeDone {
+			t.Fatalf("%+v %v", doc, err)
+		}
+		if h := hostOf(doc, "005"); h.State != cutover.Missing || !strings.Contains(h.Text, "took no part") {
+			t.Errorf("%+v", h)
+		}
+		w.unarmed("001", "002", "003", "004")
+		w.clean()
+	})
+}
+
+// TestRollbackRefusedByOneHost: a host that holds more certified than could be read
+// says so in its log; the operation holds, names the floor, and closing it takes the
+// variable from every node.
+func TestRollbackRefusedByOneHost(t *testing.T) {
+	inLab(t, 5, func(t *testing.T, w *world) {
+		floor := w.unsealed(130)
+		target := floor - 30 // certified, and not final: what can be read does not show it
+		tool := w.tool()
+		doc, err := tool.rollback(cutover.RollbackAsk{Ask: tool.ask(needed), Target: &target})
+		var stopped *rolling.StoppedError
+		if !errors.As(err, &stopped) || !strings.Contains(err.Error(), "held in phase verify") || !strings.Contains(err.Error(), fmt.Sprintf("its certified floor is %d", floor)) {
+			t.Fatalf("%+v %v", doc, err)
+		}
+		for _, h := range doc.Hosts {
+			if h.State != cutover.Failed || h.Rollback == nil || h.Rollback.Outcome != cutover.RollbackRefuse || h.Rollback.Floor == nil || *h.Rollback.Floor != floor {
+				t.Errorf("%+v %+v", h, h.Rollback)
+			}
+		}
+		w.clean()
+	})
+}
