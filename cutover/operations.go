@@ -20,10 +20,13 @@ const (
 	KindRollback = "rollback"
 	KindDecree   = "decree"
 	KindRestart  = "restart"
+	KindUnbar    = "unbar"
 )
 
 // Kinds lists the kinds of operations that Resume and Abort here know.
-func Kinds() []string { return []string{KindHalt, KindRelease, KindRollback, KindDecree, KindRestart} }
+func Kinds() []string {
+	return []string{KindHalt, KindRelease, KindRollback, KindDecree, KindRestart, KindUnbar}
+}
 
 // Operations runs whole cut-overs, with the fleet, the journal and the lease of
 // the rolls.
@@ -116,6 +119,8 @@ func (o *Operations) procedure(plan Plan) (kept, error) {
 		return newDecree(plan, o.Fleet), nil
 	case plan.Kind == KindRestart && plan.Restart != nil:
 		return newRestart(plan, o.Fleet), nil
+	case plan.Kind == KindUnbar && plan.Unbar != nil:
+		return newUnbar(plan, o.Fleet), nil
 	}
 	return nil, fmt.Errorf("a plan of kind %q is not known here", plan.Kind)
 }

@@ -66,6 +66,7 @@ type Plan struct {
 	Rollback *RollbackPlan `json:"rollback,omitempty"`
 	Decree   *DecreePlan   `json:"decree,omitempty"`
 	Restart  *RestartPlan  `json:"restart,omitempty"`
+	Unbar    *UnbarPlan    `json:"unbar,omitempty"`
 }
 
 const planSchema = "qnetops/cutover-plan/v1"

@@ -17,5 +17,5 @@ func restartCommand(s streams) *cli.Command {
 // restartSteps are the steps of a restart in the order in which they are taken.
 func restartSteps(s streams) []*cli.Command {
 	return []*cli.Command{restartGather(s), restartProposeK(s), restartExclude(s), archiveCheckCommand(s), recordCommand(s), verifyRecordCommand(s),
-		restartExecuteCommand(s), restartVerifyCommand(s), restartRetireCommand(s)}
+		restartExecuteCommand(s), restartVerifyCommand(s), restartRetireCommand(s), restartUnbarCommand(s)}
 }
