@@ -388,7 +388,7 @@ func (d *decree) hosts(ctx context.Context, _ *Run) []HostResult {
 	defer d.mu.Unlock()
 	var out []HostResult
 	for _, id := range d.plan.Hosts {
-		res := HostResult{ID: id, State: Waiting, Text: "not begun", RestartPolicy: sights[id].Policy, Milestones: []rolling.Milestone{}}
+		res := HostResult{ID: id, State: Waiting, Text: "not looked at", RestartPolicy: sights[id].Policy, Milestones: []rolling.Milestone{}}
 		if t, known := d.last[id]; known {
 			res.State, res.Text = t.State, t.Text
 		}

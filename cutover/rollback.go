@@ -504,7 +504,7 @@ func (x *rollback) hosts(ctx context.Context, r *Run) []HostResult {
 	sights := lookAll(ctx, x.fleet, x.plan.Hosts)
 	var out []HostResult
 	for _, id := range x.plan.Hosts {
-		res := HostResult{ID: id, State: Waiting, Text: "not begun", RestartPolicy: sights[id].Policy, Milestones: []rolling.Milestone{}}
+		res := HostResult{ID: id, State: Waiting, Text: "not looked at", RestartPolicy: sights[id].Policy, Milestones: []rolling.Milestone{}}
 		if t, known := x.last[id]; known {
 			res.State, res.Text = t.State, t.Text
 		}

@@ -142,7 +142,7 @@ func TestRollbackRefused(t *testing.T) {
 		_, err = tool.rollback(height(boundary + 600))
 		w.mustRefuse(err, "rollback_height", "above the tip")
 		_, err = tool.rollback(height(boundary + 7))
-		w.mustRefuse(err, "rollback_height", fmt.Sprintf("take %d or %d", boundary, boundary+30))
+		w.mustRefuse(err, "rollback_height", fmt.Sprintf("%d and %d", boundary, boundary+30))
 		_, err = tool.rollback(height(90))
 		w.mustRefuse(err, "certified_floor", "height 90 is below its certified floor")
 		ask := tool.ask(needed)

@@ -129,8 +129,8 @@ func checkTarget(name string, target *uint64, view observe.View, hosts []Forecas
 	top := tip(view)
 	switch below := t / node.CheckpointBlocks * node.CheckpointBlocks; {
 	case t != below:
-		c.Verdict, c.Reason = observe.Fail, fmt.Sprintf("height %d lies between two certified points: a checkpoint is certified every %d blocks; take %d or %d",
-			t, node.CheckpointBlocks, below, below+node.CheckpointBlocks)
+		c.Verdict, c.Reason = observe.Fail, fmt.Sprintf("height %d lies between two certified points, %d and %d: a checkpoint is certified every %d blocks",
+			t, below, below+node.CheckpointBlocks, node.CheckpointBlocks)
 	case top == nil:
 		c.Verdict, c.Reason = observe.Unknown, "no node's height can be believed, so nobody knows what lies above the target"
 	case t > *top:
