@@ -72,7 +72,7 @@ func isHex(s string, digits int) bool {
 
 func (j *judge) host(key string, h HostFinding, taken time.Time) {
 	j.want(h.Reachable || h.Reason != "", key+".reason", "a host that was not reached needs a reason")
-	j.want(h.Reachable || len(h.Macroblocks)+len(h.Lines)+len(h.Committee)+len(h.Snapshots) == 0 && h.Height == nil && h.Sealed == nil,
+	j.want(h.Reachable || len(h.Macroblocks)+len(h.Lines)+len(h.Committee)+len(h.Snapshots) == 0 && h.NodeID == "" && h.Height == nil && h.Sealed == nil,
 		key+".reachable", "is false, and yet there are readings of the node")
 	if h.TipHash != nil {
 		_, err := node.ParseHash(*h.TipHash)

@@ -311,6 +311,12 @@ func TestVerifyFindsWhatWasChanged(t *testing.T) {
 			stamp := uint64(i.now.Unix())
 			h.Macroblocks = append(h.Macroblocks, Macroblock{Index: 96, Held: HeldYes, Timestamp: &stamp})
 		}), []string{"own_trigger your hosts"}},
+		{"a record of an earlier stall", own(func(h *HostFinding) {
+			mb := *last(h)
+			stamp := uint64(i.now.Add(6 * time.Minute).Unix())
+			mb.Index, mb.Timestamp = 21, &stamp
+			h.Macroblocks = append(h.Macroblocks, mb)
+		}), []string{"own_newer your host 005: it has macroblock 21", "own_trigger your hosts"}},
 		{"none of his hosts answers", func(v *VerifyInput) { v.Own.Hosts = []HostFinding{{ID: "004", Reason: "down"}} }, []string{"own_unknown your hosts", "own_trigger your hosts"}},
 	} {
 		err = nil
@@ -447,6 +453,19 @@ func TestVerifySaysWhatIsOnlyStated(t *testing.T) {
 	for _, say := range []string{"K was chosen without bob, by ann's word: cannot be reached", "ann states that macroblock 20 is forged", "ann states that a rollback is useless"} {
 		if err != nil || v.Waived != nil || !strings.Contains(notes, say) {
 			t.Errorf("%v, does not say %q:\n%s", err, say, notes)
+		}
+	}
+	// The chain runs on with forged finality, and nothing of that could be K; below the forged one it could.
+	for index, newer := range map[uint64]bool{20: false, 25: false, 19: true} {
+		own := i.verifyInput(t, folder, bob)
+		own.Own.Hosts = slices.Clone(bob.Hosts)
+		mb := own.Own.Hosts[0].Macroblocks[len(own.Own.Hosts[0].Macroblocks)-1]
+		stamp := uint64(i.now.Add(6 * time.Minute).Unix())
+		mb.Index, mb.Timestamp = index, &stamp
+		own.Own.Hosts[0].Macroblocks = []Macroblock{mb}
+		v, err := VerifyRecord(own)
+		if err != nil || slices.ContainsFunc(v.Differences, func(d Difference) bool { return d.Code == "own_newer" }) != newer {
+			t.Errorf("macroblock %d: %v %v", index, err, v.Differences)
 		}
 	}
 }

@@ -262,6 +262,7 @@ func (v *verifying) evidence() {
 // stated notes all that rests on the publisher's word alone: nothing of it can be recomputed, and each of it may be a lie.
 func (v *verifying) stated() {
 	c, by := v.r.Choice, v.r.Operator
+	v.note("that %s/%s serves the state of macroblock %d is %s's word, of %s", v.r.Archive.Fleet, v.r.Archive.Host, v.r.Archive.K, by, v.r.Archive.At.UTC().Format(time.RFC3339))
 	if t := v.r.Trigger; t.Waived != "" {
 		v.out.Waived = &TriggerWaiver{By: by, Reason: t.Waived, Failing: append([]string{}, t.Reasons()...)}
 		v.note("the trigger is waived by %s: %s; what does not pass: %s", by, t.Waived, cmp.Or(strings.Join(t.Reasons(), "; "), "nothing"))
@@ -399,6 +400,7 @@ func (v *verifying) rendered() {
 func (v *verifying) own() {
 	for _, h := range v.in.Own.Hosts {
 		v.ownHost(h)
+		v.ownNewer(&h)
 	}
 	if len(v.out.Shown) == 0 {
 		v.differ("your hosts", "own_unknown", "none of them shows macroblocks %d and %d with the recorded hash and digests", v.r.K-1, v.r.K)
@@ -447,6 +449,22 @@ func (v *verifying) ownHost(h HostFinding) {
 	}
 	if len(v.out.Differences) == before && k != nil && pred != nil && k.Hash != nil && k.Digest != nil && pred.Digest != nil {
 		v.out.Shown = append(v.out.Shown, h.ID)
+	}
+}
+
+// ownNewer finds what was sealed after the record was made and could have been K: then the record is of an earlier stall, whoever
+// hands it on now.
+func (v *verifying) ownNewer(h *HostFinding) {
+	bounds := ProposeOptions{Below: v.r.Choice.Below, Forged: v.r.Choice.Forged}
+	for _, mb := range slices.Backward(h.Macroblocks) {
+		if mb.Held != HeldYes || mb.Timestamp == nil || mb.Proof == nil || faultOf(mb.Proof) != "" || !bounds.allows(mb.Index) {
+			continue
+		}
+		if at := unixTime(*mb.Timestamp); at.After(v.r.CreatedAt.Add(clockSlack)) {
+			v.differ("your host "+h.ID, "own_newer", "it has macroblock %d, sealed at %s, after the record was made at %s: the record is of an earlier time",
+				mb.Index, at.Format(time.RFC3339), v.r.CreatedAt.Format(time.RFC3339))
+			return
+		}
 	}
 }
 

@@ -321,6 +321,12 @@ func TestRestartShowsNoSecret(t *testing.T) {
 	o.run(exitDone, o.as("ann", append([]string{"restart", "record", "-v"}, record...)...)...)
 	out, _ := o.run(exitDone, o.as("bob", "restart", "verify-record", "-v", o.path("record"), "--allowed-signers", o.path("signers"))...)
 	wantSaid(t, out, "its trigger does not hold and is waived by ann: a rehearsal, said ann", "what does not pass: ", "rollback fail: ann/001: rollback failed")
+	_, errs := o.run(exitUsage, o.as("bob", "restart", "verify-record", o.path("record"), "--allowed-signers", o.path("record/allowed_signers"))...)
+	wantSaid(t, errs, "lies in the folder that it is to judge", "hint: give your own file")
+	if err := os.Symlink(o.path("record/allowed_signers"), o.path("mine")); err != nil {
+		t.Fatal(err)
+	}
+	o.run(exitUsage, o.as("bob", "restart", "verify-record", o.path("record"), "--allowed-signers", o.path("mine"))...)
 	verified := answer(t, exitDone, o.as("bob", "restart", "verify-record", o.path("record"), "--allowed-signers", o.path("signers"))...)
 	if waived, ok := verified["trigger_waived"].(map[string]any); !ok || waived["by"] != "ann" || waived["reason"] != "a rehearsal, said ann" {
 		t.Errorf("%v", verified["trigger_waived"])

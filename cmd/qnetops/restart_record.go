@@ -275,6 +275,9 @@ func runVerifyRecord(c *cli.Context, s streams) error {
 	if c.String("allowed-signers") == "" {
 		return &usageError{text: "without --allowed-signers nobody's signature counts", hint: "give your own file, not the one in the folder: whoever forged a record forged that too"}
 	}
+	if within(dir, c.String("allowed-signers")) {
+		return &usageError{text: c.String("allowed-signers") + " lies in the folder that it is to judge", hint: "give your own file: whoever forged a record forged that too"}
+	}
 	in, r, err := readVerifyInput(c, dir)
 	if err != nil {
 		return err
@@ -296,6 +299,19 @@ func runVerifyRecord(c *cli.Context, s streams) error {
 		err = &refusal{text: fmt.Sprintf("the record in %s does not hold: %d differences", dir, len(v.Differences)), hint: "do not act on it; show the differences to who published it, over another channel"}
 	}
 	return err
+}
+
+// within says whether a path leads into a folder, also by links.
+func within(dir, path string) bool {
+	dir, errDir := filepath.EvalSymlinks(dir)
+	path, errPath := filepath.EvalSymlinks(path)
+	if errDir != nil || errPath != nil {
+		return false // reading them says what is wrong
+	}
+	dir, errDir = filepath.Abs(dir)
+	path, errPath = filepath.Abs(path)
+	rel, err := filepath.Rel(dir, path)
+	return errDir == nil && errPath == nil && err == nil && filepath.IsLocal(rel)
 }
 
 // readVerifyInput reads the folder and the verifier's own signers before any host is asked.
