@@ -412,7 +412,8 @@ func checkGoneAgain(p Plan, in rolling.Inputs) []observe.Check {
 	var out []observe.Check
 	for _, n := range p.Restart.Roll.Nodes {
 		if n.NextPolicy == nil {
-			out = append(out, observe.Check{Name: "policy", Verdict: observe.Unknown, Reason: n.ID + ": the restart policy it has in ordinary times is not known; name it with --policy always"})
+			out = append(out, observe.Check{Name: "policy", Verdict: observe.Unknown,
+				Reason: n.ID + ": the restart policy it has in ordinary times is not known; name it with --policy always"})
 		}
 		if n.Action != rolling.ActionReplace && in.Nodes[n.ID].Err == nil {
 			out = append(out, observe.Check{Name: "image", Verdict: observe.Fail, Reason: n.ID + " runs the image of the record already: it was started before its time"})

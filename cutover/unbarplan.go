@@ -52,7 +52,8 @@ func NewUnbar(view observe.View, in rolling.Inputs, ask UnbarAsk, roles map[stri
 	p.Phases = []Phase{
 		{Prepare, "pull the image by digest and create every successor, stopped", "qnetops abort: the successors are removed", ""},
 		{Hold, "every host is looked at again: it runs, its successor is ready", "qnetops abort, as above", ""},
-		{Go, "all nodes change to the image at once, at the time named", "none; qnetops resume goes on", "the first successor that is started: it derives committees with " + strings.Join(p.Unbar.Identities, ", ")},
+		{Go, "all nodes change to the image at once, at the time named", "none; qnetops resume goes on",
+			"the first successor that is started: it derives committees with " + strings.Join(p.Unbar.Identities, ", ")},
 		{Verify, "each node passes M0 to M4", "none; the old containers are kept until every node has passed", ""},
 		{Release, "archive the logs of the old containers and remove them", "none is needed", ""},
 	}
