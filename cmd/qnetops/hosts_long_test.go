@@ -118,7 +118,14 @@ func TestLongBadImagesOnRealHosts(t *testing.T) {
 		})
 	}
 	t.Run("slow passes", func(t *testing.T) {
-		f.must(0, "roll", "qnet:slow", "--only", "002", "--yes")
+		out, code := f.run("roll", "qnet:slow", "--only", "002", "--yes")
+		for try := 0; code == exitRefused && try < 3; try++ { // a node that caught up meanwhile has another place in the plan
+			f.healthy()
+			out, code = f.run("roll", "qnet:slow", "--only", "002", "--yes")
+		}
+		if code != exitDone {
+			t.Errorf("exit code %d\n%s", code, out)
+		}
 		f.healthy()
 	})
 }
