@@ -81,7 +81,6 @@ func (w *world) lost(first *tool, err error, state string, phases ...cutover.Pha
 func TestKillsInTheMiddle(t *testing.T) {
 	for _, victim := range lab.Kills() {
 		t.Run(victim, func(t *testing.T) {
-			t.Parallel()
 			inLab(t, 4, func(t *testing.T, w *world) {
 				strike := func(tl *tool, phase cutover.PhaseName) {
 					struck := false

@@ -54,6 +54,7 @@ func inLab(t *testing.T, nodes int, fn func(*testing.T, *world)) {
 	if testing.Short() {
 		t.Skip("runs a whole fleet")
 	}
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) { fn(t, up(t, nodes)) })
 }
 
