@@ -25,7 +25,9 @@ func TestDecreeIsHandedOverOnce(t *testing.T) {
 		"accepted": {`"result":{"accepted":true,"seq":7,"target_height":900}`, 8001, 1,
 			func(a DecreeAnswer, err error) bool { return err == nil && a.Accepted }},
 		"refused": {`"error":{"code":-32000,"message":"decree signature quorum not met"}`, 8001, 2,
-			func(a DecreeAnswer, err error) bool { return err == nil && !a.Accepted && a.Refused == "decree signature quorum not met" }},
+			func(a DecreeAnswer, err error) bool {
+				return err == nil && !a.Accepted && a.Refused == "decree signature quorum not met"
+			}},
 		"in doubt": {"", 8001, 2, func(_ DecreeAnswer, err error) bool { return errors.Is(err, ErrNodeDoubt) }},
 		"not sent": {"", 8002, 0, func(_ DecreeAnswer, err error) bool { return isCode(err, CodeNodeAway) }},
 		"bad port": {"", 0, 0, func(_ DecreeAnswer, err error) bool { return isCode(err, CodeBadRequest) }},

@@ -96,8 +96,7 @@ func TestTwoChainsArePartedExactly(t *testing.T) {
 // TestForksOfRandomChains compares what is found with the chains themselves. Whatever fails, nothing false is said and no
 // host is asked too often; where nothing fails and few chains are there, everything is found.
 func TestForksOfRandomChains(t *testing.T) {
-	for round := range 3000 {
-		seed := uint64(round)
+	for seed := range Seeds(3000) {
 		rng := rand.New(rand.NewPCG(seed, 7))
 		last := 1 + rng.Uint64N(1<<(1+rng.UintN(12)))
 		chains := []*testChain{{name: 1}}

@@ -385,7 +385,8 @@ func indices(list []restart.NeededRange) map[string]bool {
 // K is the greatest index that satisfies the definition, for random fleets with random faults.
 func TestProposeAgainstBruteForce(t *testing.T) {
 	seen := map[string]int{}
-	for seed := range uint64(3000) {
+	seeds := restart.Seeds(3000)
+	for seed := range seeds {
 		r := rand.New(rand.NewPCG(seed, 0))
 		m := randomFleet(r)
 		o := randomOptions(r, m)
@@ -404,7 +405,7 @@ func TestProposeAgainstBruteForce(t *testing.T) {
 		checkFilled(t, seed, m, p)
 	}
 	for _, kind := range []string{"", restart.StopNoEvidence, restart.StopUndecided, restart.StopContradiction, restart.StopNothing} {
-		if seen[kind] < 50 {
+		if seen[kind] < int(seeds/60) {
 			t.Errorf("the fleets were too tame: %v", seen)
 		}
 	}
@@ -518,7 +519,8 @@ func TestProposeSurvivesOneLiar(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		t.Run(name, func(t *testing.T) {
 			chosen, lost, older := 0, 0, 0
-			for seed := range uint64(1000) {
+			seeds := restart.Seeds(1000)
+			for seed := range seeds {
 				m, _ := fleetOf(seed)
 				want := propose(t, m, restart.ProposeOptions{})
 				lying, r := fleetOf(seed)
@@ -548,7 +550,7 @@ func TestProposeSurvivesOneLiar(t *testing.T) {
 					t.Fatalf("seed %d: another value for K %d", seed, *got.K)
 				}
 			}
-			if chosen < 40 || lost+older < 10 {
+			if chosen < int(seeds/25) || lost+older < int(seeds/100) {
 				t.Errorf("too tame: %d chosen, %d lost, %d older", chosen, lost, older)
 			}
 		})
@@ -605,7 +607,8 @@ func honestlyBacked(t *testing.T, seed uint64, m restart.Merged, p restart.Propo
 // present operators hold and certify, and never with a hash that no honest host shows.
 func TestProposeLieAboutPossession(t *testing.T) {
 	newer := 0
-	for seed := range uint64(3000) {
+	seeds := restart.Seeds(3000)
+	for seed := range seeds {
 		m, _ := fleetOf(seed)
 		want := propose(t, m, restart.ProposeOptions{})
 		top := newOracle(m, restart.ProposeOptions{}).top()
@@ -636,7 +639,7 @@ func TestProposeLieAboutPossession(t *testing.T) {
 			}
 		}
 	}
-	if newer < 20 {
+	if newer < int(seeds/150) {
 		t.Errorf("too tame: %d", newer)
 	}
 	// What it costs: alice's only host lags and claims otherwise.

@@ -465,7 +465,7 @@ func shuffled(r *rand.Rand, m restart.Merged) restart.Merged {
 }
 
 func TestProposeSameBytesInAnyOrder(t *testing.T) {
-	for seed := range uint64(150) {
+	for seed := range restart.Seeds(150) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		m := randomFleet(r)
 		m.LeftOut = []restart.LeftOut{{Name: "a.json", Code: "changed"}, {Name: "b.json", Code: "future"}, {Name: "b.json", Code: "conflict"}}

@@ -189,7 +189,7 @@ func TestRecordSeesEveryByte(t *testing.T) {
 				places = append(places, n)
 			}
 		} else {
-			for range 12 {
+			for range Seeds(12) {
 				places = append(places, rng.IntN(len(data)))
 			}
 			places = append(places, 0, len(data)-1)
