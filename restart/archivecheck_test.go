@@ -122,6 +122,7 @@ func TestArchiveCheckOfAGoodHost(t *testing.T) {
 }
 
 func TestArchiveCheckNamesWhatIsWrong(t *testing.T) {
+	t.Parallel()
 	const pass, fail, unknown = observe.Pass, observe.Fail, observe.Unknown
 	for _, c := range []struct {
 		name   string

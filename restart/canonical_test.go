@@ -197,6 +197,7 @@ func TestDecodeFaults(t *testing.T) {
 // Input that is made to take long is refused as fast as it is read: faults without end, a long key above many values, lines and
 // keys that would be compared each with each.
 func TestDecodeOfHostileSize(t *testing.T) {
+	t.Parallel()
 	const many = 50_000
 	for name, text := range map[string]string{
 		"faults without end":           `{"asked":[` + strings.Repeat("1,", many) + `1]}`,

@@ -13,6 +13,7 @@ import (
 // TestGatherOverSSH reads a whole fleet over its SSH servers and engines: one node stopped, one that limits the rate, one
 // with a broken store, one host that is away. No secret of any host is in the evidence.
 func TestGatherOverSSH(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("runs a whole lab")
 	}

@@ -46,6 +46,12 @@ func newStand(t testing.TB, cfg chain.Config, faults ...string) *stand {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return standOn(t, l, faults...)
+}
+
+// standOn is newStand on a ledger that is there: what its members signed once they need not sign again.
+func standOn(t testing.TB, l *chain.Ledger, faults ...string) *stand {
+	t.Helper()
 	s := &stand{t: t, ledger: l}
 	for i, list := range faults {
 		n := l.Node(chain.NodeConfig{ID: l.Members()[i%len(l.Members())], Build: "1234567", Archive: i == 0})
@@ -97,6 +103,7 @@ func (h HostFinding) macroblock(t testing.TB, i uint64) Macroblock {
 
 // TestGatherHealthyNodes compares every part of the evidence with the chain it is about.
 func TestGatherHealthyNodes(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const last = 300
 		s := newStand(t, chain.Config{Macroblocks: last}, "", "", "lag=1")
@@ -183,7 +190,12 @@ func (s *stand) planOf(last uint64) []uint64 {
 
 // TestGatherFaultyNodes: each thing a node can have wrong is told as what it is, and nothing else becomes of it.
 func TestGatherFaultyNodes(t *testing.T) {
+	t.Parallel()
 	const last, at = 6, 4
+	led, err := chain.New(chain.Config{Macroblocks: last, Members: 6})
+	if err != nil {
+		t.Fatal(err)
+	}
 	held := func(fault string, more func(m Macroblock) bool) func(testing.TB, Evidence) bool {
 		return func(t testing.TB, ev Evidence) bool {
 			m := ev.Hosts[1].macroblock(t, at)
@@ -209,7 +221,7 @@ func TestGatherFaultyNodes(t *testing.T) {
 			m := ev.Hosts[1].macroblock(t, at)
 			return m.Held == HeldUnknown && strings.Contains(m.Reason, "asked for 4, got index 4 height ")
 		},
-		"pruned=1":        unproven(node.ProofSigsPruned),
+		"pruned=1":       unproven(node.ProofSigsPruned),
 		"no-qc=4":        unproven(node.ProofNoQC),
 		"relaxed=4":      held(node.FaultRecovery, func(m Macroblock) bool { return m.Proof.Relaxed && m.Digest != nil }),
 		"short=4":        held(node.FaultQuorum, func(m Macroblock) bool { return m.Digest != nil && len(m.Proof.Signers) == 4 }),
@@ -244,7 +256,7 @@ func TestGatherFaultyNodes(t *testing.T) {
 	} {
 		t.Run(faults, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := newStand(t, chain.Config{Macroblocks: last}, "", faults, "")
+				s := standOn(t, led, "", faults, "")
 				ev := s.gather(gatherOptions())
 				if !ok(t, ev) {
 					t.Errorf("%+v\n%s", ev.Hosts[1].macroblockOrNone(at), ev.Hosts[1].Reason)
@@ -272,6 +284,7 @@ func (h HostFinding) macroblockOrNone(i uint64) any {
 // TestGatherFindsTheExactFork: wherever chains part, the macroblock before, the first different one and the next are in the
 // evidence of each host, and no host was asked more than the search and the usual readings need.
 func TestGatherFindsTheExactFork(t *testing.T) {
+	t.Parallel()
 	const last = 1000
 	places := []uint64{377}
 	if full() {
@@ -280,7 +293,7 @@ func TestGatherFindsTheExactFork(t *testing.T) {
 	for _, at := range places {
 		t.Run(fmt.Sprint(at), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := newStand(t, chain.Config{Macroblocks: last}, "", fmt.Sprintf("fork=%d", at), "")
+				s := newStand(t, chain.Config{Macroblocks: last, Members: 1}, "", fmt.Sprintf("fork=%d", at))
 				ev := s.gather(gatherOptions())
 				sum := Summarize(ev)
 				if len(sum.Disagreements) == 0 || sum.Disagreements[0].Index != at || sum.Disagreements[0].Kind != "hash" {
@@ -309,7 +322,7 @@ func TestGatherFindsTheExactFork(t *testing.T) {
 // TestGatherRanges takes what was asked for in, once, and refuses what cannot be.
 func TestGatherRanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStand(t, chain.Config{Macroblocks: 500}, "")
+		s := newStand(t, chain.Config{Macroblocks: 500, Members: 1}, "")
 		opts := gatherOptions()
 		opts.Ranges = []IndexRange{{20, 29}, {10, 20}, {495, 510}}
 		ev := s.gather(opts)
@@ -341,7 +354,7 @@ func errorAs[T error](err error) bool {
 // TestGatherWithoutAnswers names every host where nobody answers, and otherwise has the silent ones in the evidence.
 func TestGatherWithoutAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStand(t, chain.Config{Macroblocks: 70}, "", "hang")
+		s := newStand(t, chain.Config{Macroblocks: 70, Members: 1}, "", "hang")
 		s.hosts[1].Log = nil
 		s.hosts = append(s.hosts, Host{ID: "003", Err: errors.New("dialling 192.0.2.7 as root with /home/ann/.ssh/id: refused")})
 		ev := s.gather(gatherOptions())
@@ -407,12 +420,13 @@ func (n *limitedNode) Proof(ctx context.Context, i uint64) (node.Proof, error) {
 // TestGatherKeepsToHalfTheRate: never more in a window than the bucket holds, half of it on the whole, and what was refused
 // is read when the node says so.
 func TestGatherKeepsToHalfTheRate(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newStand(t, chain.Config{Macroblocks: 420}, "opaque-sigs")
+		s := newStand(t, chain.Config{Macroblocks: 250, Members: 1}, "opaque-sigs")
 		n := &limitedNode{Node: s.hosts[0].Node}
 		s.hosts[0].Node = n
 		opts := gatherOptions()
-		opts.Ranges = []IndexRange{{1, 420}}
+		opts.Ranges = []IndexRange{{1, 250}}
 		ev := s.gather(opts)
 		for _, m := range ev.Hosts[0].Macroblocks {
 			if m.Held != HeldYes || m.Proof == nil {
@@ -441,8 +455,8 @@ func TestGatherKeepsToHalfTheRate(t *testing.T) {
 // TestTheExactFloorComesFromTheLog takes the floor of a refused rollback, unless more is certified by now.
 func TestTheExactFloorComesFromTheLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStand(t, chain.Config{Macroblocks: 80}, "")
-		for _, floor := range []uint64{80*90 + 600, 80 * 90, 100} {
+		s := newStand(t, chain.Config{Macroblocks: 8, Members: 1}, "")
+		for _, floor := range []uint64{8*90 + 600, 8 * 90, 100} {
 			s.hosts[0].Log = textLog{fmt.Sprintf("[ERR][ROLLBACK] refused target=5 certified_floor=%d reason=certified_checkpoint_irrevocable action=start_unchanged", floor)}
 			h := s.gather(gatherOptions()).Hosts[0]
 			if want := floor >= *h.FloorAtLeast; want != (h.FloorExact != nil) || want && *h.FloorExact != floor {
@@ -454,8 +468,9 @@ func TestTheExactFloorComesFromTheLog(t *testing.T) {
 
 // TestGatherIsOfOneMind: the same nodes give the same evidence.
 func TestGatherIsOfOneMind(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newStand(t, chain.Config{Macroblocks: 30}, "", "fork=20", "missing=7-9")
+		s := newStand(t, chain.Config{Macroblocks: 30, Members: 1}, "", "fork=20", "missing=7-9")
 		opts := gatherOptions()
 		first, err := Canonical(s.gather(opts))
 		if err != nil {

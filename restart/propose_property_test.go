@@ -384,6 +384,7 @@ func indices(list []restart.NeededRange) map[string]bool {
 
 // K is the greatest index that satisfies the definition, for random fleets with random faults.
 func TestProposeAgainstBruteForce(t *testing.T) {
+	t.Parallel()
 	seen := map[string]int{}
 	seeds := restart.Seeds(3000)
 	for seed := range seeds {
@@ -515,6 +516,7 @@ func fleetOf(seed uint64) (restart.Merged, *rand.Rand) {
 
 // A single host that contradicts the others can take K away or make it older, and never give another hash for one index.
 func TestProposeSurvivesOneLiar(t *testing.T) {
+	t.Parallel()
 	all := lies()
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		t.Run(name, func(t *testing.T) {
@@ -606,6 +608,7 @@ func honestlyBacked(t *testing.T, seed uint64, m restart.Merged, p restart.Propo
 // A host that claims more than it has, with the values the others show, can make K newer: never beyond what all other
 // present operators hold and certify, and never with a hash that no honest host shows.
 func TestProposeLieAboutPossession(t *testing.T) {
+	t.Parallel()
 	newer := 0
 	seeds := restart.Seeds(3000)
 	for seed := range seeds {

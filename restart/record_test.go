@@ -58,17 +58,11 @@ func (i *incident) allowed(names ...string) []byte {
 }
 
 // gather is the evidence of an operator whose hosts run the nodes from first on.
-func (i *incident) gather(t *testing.T, operator string, first int, faults ...string) Evidence {
+func (i *incident) gather(t *testing.T, operator string, first int) Evidence {
 	t.Helper()
 	var hosts []Host
 	for n := first; n < first+3; n++ {
 		nd := i.led.Node(lab.NodeConfig{ID: i.led.Members()[n]})
-		for _, f := range faults {
-			kind, arg, _ := strings.Cut(f, "=")
-			if err := nd.Set(lab.Kind(kind), arg); err != nil {
-				t.Fatal(err)
-			}
-		}
 		c, done := nd.Open()
 		t.Cleanup(done)
 		hosts = append(hosts, Host{ID: fmt.Sprintf("%03d", n+1), Node: c})
@@ -123,6 +117,18 @@ func good(t *testing.T) (*incident, RecordInput, Evidence) {
 	return i, i.input(i.file(t, i.gather(t, "ann", 0)), i.file(t, bob)), bob
 }
 
+// TestRecord takes one incident, whose evidence takes its time to gather, through all that can be said of a record.
+func TestRecord(t *testing.T) {
+	t.Parallel()
+	i, in, bob := good(t)
+	for name, test := range map[string]func(*testing.T, *incident, RecordInput, Evidence){
+		"is made": recordIsMade, "sees every byte": everyByteIsSeen, "what was changed is found": whatWasChangedIsFound,
+		"is refused": recordIsRefused, "what is only stated is said": whatIsOnlyStatedIsSaid, "numbers": numbersAreRead,
+	} {
+		t.Run(name, func(t *testing.T) { test(t, i, in, bob) })
+	}
+}
+
 func (i *incident) verifyInput(t *testing.T, folder Folder, own Evidence) VerifyInput {
 	t.Helper()
 	signers, err := ParseAllowedSigners("his signers", i.allowed("ann", "bob"))
@@ -132,8 +138,7 @@ func (i *incident) verifyInput(t *testing.T, folder Folder, own Evidence) Verify
 	return VerifyInput{Folder: folder, Signers: signers, Own: own, Render: plainRender, Block: time.Second, Now: i.now.Add(time.Hour)}
 }
 
-func TestRecord(t *testing.T) {
-	i, in, bob := good(t)
+func recordIsMade(t *testing.T, i *incident, in RecordInput, bob Evidence) {
 	r, folder, err := NewRecord(in, i.keys["ann"], plainRender)
 	if err != nil {
 		t.Fatal(err)
@@ -174,8 +179,7 @@ func TestRecord(t *testing.T) {
 }
 
 // Every single byte of every file that is changed is seen: all of them in short files, a sample of the long ones and both ends.
-func TestRecordSeesEveryByte(t *testing.T) {
-	i, in, bob := good(t)
+func everyByteIsSeen(t *testing.T, i *incident, in RecordInput, bob Evidence) {
 	_, folder, err := NewRecord(in, i.keys["ann"], plainRender)
 	if err != nil {
 		t.Fatal(err)
@@ -225,8 +229,7 @@ func TestRecordSeesEveryByte(t *testing.T) {
 	}
 }
 
-func TestVerifyFindsWhatWasChanged(t *testing.T) {
-	i, in, bob := good(t)
+func whatWasChangedIsFound(t *testing.T, i *incident, in RecordInput, bob Evidence) {
 	_, folder, err := NewRecord(in, i.keys["ann"], plainRender)
 	if err != nil {
 		t.Fatal(err)
@@ -351,8 +354,8 @@ func TestVerifyFindsWhatWasChanged(t *testing.T) {
 	}
 }
 
-func TestRecordRefusals(t *testing.T) {
-	i, whole, _ := good(t)
+func recordIsRefused(t *testing.T, i *incident, in RecordInput, _ Evidence) {
+	whole := in
 	for _, c := range []struct {
 		name   string
 		change func(*RecordInput)
@@ -406,7 +409,7 @@ func TestRecordRefusals(t *testing.T) {
 			t.Errorf("%s: %q, want %q\n%v", c.name, codes, c.want, err)
 		}
 	}
-	in := whole
+	in = whole
 	in.RollbackUseless, in.Waived = "", "the council decided"
 	r, folder, err := NewRecord(in, i.keys["ann"], plainRender)
 	if err != nil || r.Trigger.Waived != "the council decided" || r.Trigger.Verdict == observe.Pass || !bytes.Contains(folder[RecordName], []byte("the council decided")) {
@@ -420,9 +423,8 @@ func TestRecordRefusals(t *testing.T) {
 }
 
 // All that rests on the publisher's word alone is said to who verifies, and a waiver with who and why.
-func TestVerifySaysWhatIsOnlyStated(t *testing.T) {
-	i, in, bob := good(t)
-	six := i.led.Members()
+func whatIsOnlyStatedIsSaid(t *testing.T, i *incident, in RecordInput, bob Evidence) {
+	six, whole := i.led.Members(), in
 	in.RollbackUseless, in.Waived = "", "the council decided"
 	in.Choice = RecordChoice{Below: 20, Add: []Added{{ID: six[5], Reason: "seen to forge"}}}
 	in.Archive = archiveOf(19)
@@ -440,7 +442,7 @@ func TestVerifySaysWhatIsOnlyStated(t *testing.T) {
 			t.Errorf("does not say %q:\n%s", say, notes)
 		}
 	}
-	i, in, bob = good(t)
+	in = whole
 	in.Choice.Absent = []Absent{{"bob", "cannot be reached"}}
 	in.Choice.Forged, in.Archive = 20, archiveOf(19)
 	in.Archive.At = stalledAt.Add(-time.Hour) // of a chain that runs on
@@ -471,8 +473,7 @@ func TestVerifySaysWhatIsOnlyStated(t *testing.T) {
 }
 
 // A record holds negative numbers where so many are missing, and nowhere else.
-func TestRecordNumbers(t *testing.T) {
-	i, in, _ := good(t)
+func numbersAreRead(t *testing.T, i *incident, in RecordInput, _ Evidence) {
 	_, folder, err := NewRecord(in, i.keys["ann"], plainRender)
 	if err != nil {
 		t.Fatal(err)
