@@ -275,12 +275,12 @@ func runVerifyRecord(c *cli.Context, s streams) error {
 	if c.String("allowed-signers") == "" {
 		return &usageError{text: "without --allowed-signers nobody's signature counts", hint: "give your own file, not the one in the folder: whoever forged a record forged that too"}
 	}
-	if within(dir, c.String("allowed-signers")) {
-		return &usageError{text: c.String("allowed-signers") + " lies in the folder that it is to judge", hint: "give your own file: whoever forged a record forged that too"}
-	}
 	in, r, err := readVerifyInput(c, dir)
 	if err != nil {
 		return err
+	}
+	if within(dir, c.String("allowed-signers")) {
+		return &usageError{text: c.String("allowed-signers") + " lies in the folder that it is to judge", hint: "give your own file: whoever forged a record forged that too"}
 	}
 	if in.Own, in.Block, err = gatherOwn(c.Context, s, g, r); err != nil {
 		return err
