@@ -49,14 +49,17 @@ func TestLeaseCommands(t *testing.T) {
 		}
 		return d
 	}
-	if d := show(); d.State != "released" || d.Holder != nil || d.Generation != 0 {
-		t.Errorf("before anything: %+v", d)
+	if code, _, errs := leaseCLI(t, env, "lease", "show", "--name", "mainnet", "--state", state); code != exitUsage || !strings.Contains(errs, "no state file") {
+		t.Errorf("a store that is not there: %d %s", code, errs)
 	}
 	db, err := sqldb.Open(t.Context(), state)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer db.Close()
+	if d := show(); d.State != "released" || d.Holder != nil || d.Generation != 0 {
+		t.Errorf("before anything: %+v", d)
+	}
 	l, err := lease.Acquire(t.Context(), lease.Options{DB: db, Scope: "mainnet", Owner: "ann@desk"})
 	if err != nil {
 		t.Fatal(err)
