@@ -33,7 +33,8 @@ const benchBlock = 200 * time.Millisecond
 
 func benchStatus(b *testing.B, program string, hosts int) {
 	dir := b.TempDir()
-	l, err := startProcessLab(lab.Config{Nodes: hosts, Block: benchBlock, Dir: dir, History: labHistory, Mirror: 6})
+	l, err := startProcessLab(lab.Config{Nodes: hosts, Block: benchBlock, Dir: dir, History: labHistory, Mirror: 6,
+		Host: func(_ int, h *lab.HostSpec) { h.Env = append(h.Env, "QNET_API_RATE_LIMIT=10000") }}) // six nodes answer for all hosts
 	if err != nil {
 		b.Fatal(err)
 	}
