@@ -44,6 +44,7 @@ observe:              fleet host node
 gates:                node internal/...
 manifest:             node internal/...
 rolling:              observe fleet host node gates journal lease
+rolling/rollingtest:  rolling observe fleet journal lease lab lab/... internal/...
 restart:              observe fleet node manifest journal
 cutover:              rolling restart manifest observe fleet host node gates journal lease
 report:               -
@@ -89,7 +90,7 @@ golang.org/x/time:                       fleet node lab/...
 `
 
 // forTests are packages that exist for tests: they may import "testing", and nothing but tests and each other imports them.
-var forTests = []string{"internal/need", "internal/pgtest", "journal/journaltest", "lease/leasetest"}
+var forTests = []string{"internal/need", "internal/pgtest", "journal/journaltest", "lease/leasetest", "rolling/rollingtest"}
 
 // source is one Go file outside testdata.
 type source struct {
@@ -264,6 +265,12 @@ func TestTheLawCanRefuse(t *testing.T) {
 		{"cmd/qnetops", module + "/lab", true},
 		{"cmd/qnetops", "example.org/unheard/of", false},
 		{"journal", module + "/internal/pgtest", false},
+		{"rolling/rollingtest", module + "/lab", true},
+		{"rolling/rollingtest", "testing", true},
+		{"rolling/rollingtest", module + "/cutover", false},
+		{"rolling", module + "/rolling/rollingtest", false},
+		{"cutover", module + "/rolling/rollingtest", false},
+		{"cmd/qnetops", module + "/rolling/rollingtest", false}, // it may import everything else
 		{"fleet", "testing", false},
 		{"nowhere", module + "/node", false},
 	} {

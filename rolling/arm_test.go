@@ -12,13 +12,14 @@ import (
 	"github.com/qnetops/qnetops/lab"
 	"github.com/qnetops/qnetops/lab/engine"
 	"github.com/qnetops/qnetops/rolling"
+	"github.com/qnetops/qnetops/rolling/rollingtest"
 )
 
 // armed runs fn in an operation whose plan arms a halt height on every node.
 func (t *tool) armed(height string, fn func(context.Context, *rolling.Session, *rolling.Runner) error) error {
 	spec := t.spec("")
 	spec.Arm = &rolling.Arming{OneShot: []host.EnvVar{{Name: host.VarHaltHeight, Value: height}}, Policy: host.Policy{Name: "on-failure"}}
-	plan, err := t.look(t.ctx, spec)
+	plan, err := t.look(t.Ctx, spec)
 	if err != nil {
 		return err
 	}
@@ -27,7 +28,7 @@ func (t *tool) armed(height string, fn func(context.Context, *rolling.Session, *
 	if err != nil {
 		return err
 	}
-	return t.ops().Begin(t.ctx, journal.Spec{Kind: "arm", Plan: raw, PlanDigest: plan.Digest()}, func(ctx context.Context, s *rolling.Session) error {
+	return t.Ops().Begin(t.Ctx, journal.Spec{Kind: "arm", Plan: raw, PlanDigest: plan.Digest()}, func(ctx context.Context, s *rolling.Session) error {
 		return fn(ctx, s, s.Runner(plan))
 	})
 }
@@ -41,7 +42,7 @@ func TestArmAndDisarm(t *testing.T) {
 	inLab(t, lab.Config{Nodes: 4, Block: fast}, func(t *testing.T, w *world) {
 		down := w.watchDown()
 		before := map[string]map[string]any{}
-		for _, id := range w.ids() {
+		for _, id := range w.IDs() {
 			before[id] = w.inspect(id)
 		}
 		tool := w.tool()
@@ -61,10 +62,10 @@ func TestArmAndDisarm(t *testing.T) {
 					t.Errorf("%+v", n)
 				}
 			}
-			for _, id := range w.ids() {
-				run := w.running(id)
-				if len(run) != 1 || len(w.nodes(id)) != 2 || policyOf(w, run[0]) != "on-failure" || !slices.Contains(run[0].Env, "QNET_HALT_HEIGHT=4000000") {
-					t.Errorf("%s: %s", id, names(w.nodes(id)))
+			for _, id := range w.IDs() {
+				run := w.Running(id)
+				if len(run) != 1 || len(w.Nodes(id)) != 2 || policyOf(w, run[0]) != "on-failure" || !slices.Contains(run[0].Env, "QNET_HALT_HEIGHT=4000000") {
+					t.Errorf("%s: %s", id, rollingtest.Names(w.Nodes(id)))
 				}
 			}
 			if again, err := r.Arm(ctx); err != nil || again[0].Outcome != rolling.NodeRolled {
@@ -81,7 +82,7 @@ func TestArmAndDisarm(t *testing.T) {
 		if down.worst != 1 {
 			t.Errorf("%d down at once", down.worst)
 		}
-		for _, id := range w.ids() {
+		for _, id := range w.IDs() {
 			w.runs(id, "v1")
 			after := w.inspect(id)
 			if after["Id"] != before[id]["Id"] || after["HostConfig"].(map[string]any)["RestartPolicy"].(map[string]any)["Name"] != "always" {
@@ -89,7 +90,7 @@ func TestArmAndDisarm(t *testing.T) {
 			}
 		}
 		w.healthy("v1")
-		w.clean()
+		w.Clean()
 	})
 }
 
@@ -119,9 +120,9 @@ func TestArmStopsWhereTheTurnRefuses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, id := range w.ids() {
+		for _, id := range w.IDs() {
 			w.runs(id, "v1")
 		}
-		w.clean()
+		w.Clean()
 	})
 }

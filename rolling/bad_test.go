@@ -10,6 +10,7 @@ import (
 	"github.com/qnetops/qnetops/journal"
 	"github.com/qnetops/qnetops/lab"
 	"github.com/qnetops/qnetops/rolling"
+	"github.com/qnetops/qnetops/rolling/rollingtest"
 )
 
 // stopped asserts a stop at a node.
@@ -28,7 +29,7 @@ func (w *world) stopped(err error, node, words string) *rolling.StoppedError {
 // touched lists the hosts on which a node's container was ever stopped.
 func (w *world) touched() []string {
 	var out []string
-	for _, r := range w.lab.Requests() {
+	for _, r := range w.Lab.Requests() {
 		if strings.HasSuffix(r.Path, "/stop") && !slices.Contains(out, r.Host) {
 			out = append(out, r.Host)
 		}
@@ -82,18 +83,18 @@ func TestBadImages(t *testing.T) {
 					t.Errorf("the stop shows %d last lines and the hint %q", len(stop.LastLines), stop.Hint())
 				}
 				if c.outcome == rolling.NodeRestored {
-					if len(w.running("001")) != 1 || !w.isImage(w.running("001")[0], "v1") || len(w.nodes("001")) != 1 {
-						t.Errorf("containers %s", names(w.nodes("001")))
+					if len(w.Running("001")) != 1 || !rollingtest.IsImage(w.Running("001")[0], "v1") || len(w.Nodes("001")) != 1 {
+						t.Errorf("containers %s", rollingtest.Names(w.Nodes("001")))
 					}
-				} else if got := w.nodes("001"); len(got) != 2 || !w.isImage(w.running("001")[0], c.tag) {
-					t.Errorf("containers %s, want the new one running and the old one aside", names(got))
+				} else if got := w.Nodes("001"); len(got) != 2 || !rollingtest.IsImage(w.Running("001")[0], c.tag) {
+					t.Errorf("containers %s, want the new one running and the old one aside", rollingtest.Names(got))
 				}
-				if state := tool.operations()[0].State; state != journal.Stopped {
+				if state := tool.Operations()[0].State; state != journal.Stopped {
 					t.Errorf("the operation is %s", state)
 				}
-				tool.exit()
+				tool.Exit()
 				w.abortAll(stop.Operation)
-				w.clean()
+				w.Clean()
 			})
 		})
 	}
@@ -106,11 +107,11 @@ func (w *world) abortAll(op string) {
 	if _, err := tool.abort(op); err != nil {
 		w.Fatalf("abort: %v", err)
 	}
-	if state := tool.operations()[0].State; state != journal.Aborted {
+	if state := tool.Operations()[0].State; state != journal.Aborted {
 		w.Errorf("the operation is %s", state)
 	}
-	tool.exit()
-	for _, id := range w.ids() {
+	tool.Exit()
+	for _, id := range w.IDs() {
 		w.runs(id, "v1")
 	}
 	w.healthy("v1")
@@ -126,7 +127,7 @@ func TestSlowImagePasses(t *testing.T) {
 		}
 		w.allPassed(nodeOf(doc, "002"))
 		w.runs("002", "slow")
-		w.clean()
+		w.Clean()
 	})
 }
 
@@ -141,12 +142,12 @@ func TestOnFailHold(t *testing.T) {
 		if n := nodeOf(doc, "001"); n.Outcome != rolling.NodeHeld || verdict(n, "M1") != "fail" {
 			t.Errorf("%+v", n)
 		}
-		if got := w.running("001"); len(got) != 1 || !w.isImage(got[0], "liar") {
-			t.Errorf("running %s", names(got))
+		if got := w.Running("001"); len(got) != 1 || !rollingtest.IsImage(got[0], "liar") {
+			t.Errorf("running %s", rollingtest.Names(got))
 		}
-		tool.exit()
+		tool.Exit()
 		w.abortAll(stop.Operation)
-		w.clean()
+		w.Clean()
 	})
 }
 
@@ -169,14 +170,14 @@ func TestOneShotVariableHolds(t *testing.T) {
 		if plan.OnFail != "hold" || !slices.ContainsFunc(plan.LeftOut, func(i host.Item) bool { return i.Name == "QNET_CONFIRM_RESET" }) {
 			t.Errorf("plan %+v", plan)
 		}
-		for _, c := range w.nodes("001") {
+		for _, c := range w.Nodes("001") {
 			carries := slices.Contains(c.Env, "QNET_CONFIRM_RESET=no")
 			if carries != strings.Contains(c.Name, "-pre-") {
 				t.Errorf("%s carries the variable: %v", c.Name, carries)
 			}
 		}
 		// Neither the hinted abort nor a restore starts it again unasked.
-		_, err = tool.abort(tool.op())
+		_, err = tool.abort(tool.Op())
 		var refused *rolling.RefusedError
 		if !errors.As(err, &refused) || refused.Checks[0].Name != "one_shot" {
 			t.Errorf("abort: %v, want a refusal by check one_shot", err)
@@ -184,18 +185,18 @@ func TestOneShotVariableHolds(t *testing.T) {
 		if _, err := tool.restore("001"); !errors.As(err, &refused) || refused.Checks[0].Name != "one_shot" {
 			t.Errorf("restore: %v, want a refusal by check one_shot", err)
 		}
-		for _, c := range w.nodes("001") {
+		for _, c := range w.Nodes("001") {
 			if c.State == "running" && slices.Contains(c.Env, "QNET_CONFIRM_RESET=no") {
 				t.Errorf("%s runs with the variable", c.Name)
 			}
 		}
 		// Asked for by name it comes back.
-		ops := tool.ops()
+		ops := tool.Ops()
 		ops.Waivers = []rolling.Waiver{{Check: "one_shot", Reason: "the variable is inert"}}
-		if _, err := ops.Abort(t.Context(), tool.op()); err != nil {
+		if _, err := ops.Abort(t.Context(), tool.Op()); err != nil {
 			t.Errorf("abort with a waiver: %v", err)
 		}
 		w.runs("001", "v1")
-		w.clean()
+		w.Clean()
 	})
 }

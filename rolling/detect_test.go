@@ -38,7 +38,7 @@ func (tr *truth) at(name string) time.Time {
 
 // watch follows a node until the context ends: its build, and whether it is near the fleet with a peer.
 func (tr *truth) watch(ctx context.Context, w *world, id, build string) {
-	h, other := w.host(id), w.host("001")
+	h, other := w.Host(id), w.Host("001")
 	for ctx.Err() == nil {
 		time.Sleep(50 * time.Millisecond)
 		tr.mark("M1", strings.HasSuffix(strings.TrimSpace(page(h, "/healthz")), "build="+build))
@@ -74,8 +74,8 @@ func TestMilestonesAreSeenWithinASecond(t *testing.T) {
 		tr := &truth{seen: map[string]time.Time{}}
 		passed := map[string]rolling.Event{}
 		tool := w.tool()
-		defer tool.exit()
-		tool.emit = func(e rolling.Event) {
+		defer tool.Exit()
+		tool.Emit = func(e rolling.Event) {
 			if e.Kind == rolling.KindMilestone && e.State == string(observe.Pass) {
 				if _, twice := passed[e.Name]; !twice {
 					passed[e.Name] = e

@@ -31,23 +31,23 @@ func TestTwoRollsAtOnce(t *testing.T) {
 			second := w.tool()
 			_, err := second.roll(second.spec("qnet:v2", "003"))
 			var held *lease.HeldError
-			if !errors.As(err, &held) || held.Owner != first.owner {
+			if !errors.As(err, &held) || held.Owner != first.Owner {
 				t.Errorf("the second roll: %v, want the lease's holder named", err)
 			}
-			second.exit()
+			second.Exit()
 
-			other := w.toolAt("other.db")
-			mark := len(w.lab.Requests())
+			other := w.toolAt("other.DB")
+			mark := len(w.Lab.Requests())
 			_, err = other.roll(other.spec("qnet:none-such", "003"))
 			var fenced *host.FencedError
-			if !errors.As(err, &fenced) || fenced.Record.Store != first.store.ID() || fenced.Record.Operation != first.op() {
+			if !errors.As(err, &fenced) || fenced.Record.Store != first.Store.ID() || fenced.Record.Operation != first.Op() {
 				t.Errorf("a roll from another store: %v, want the fence's holder named before the image is asked for", err)
 			}
-			if got := w.lab.Requests()[mark:]; len(got) > 0 {
+			if got := w.Lab.Requests()[mark:]; len(got) > 0 {
 				t.Errorf("it spoke to an engine: %v", got)
 			}
 			// One that did not look would be refused by the hosts themselves.
-			claim, err := other.acquire(t.Context())
+			claim, err := other.Acquire(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -55,19 +55,19 @@ func TestTwoRollsAtOnce(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := rolling.TakeFences(t.Context(), other.fleet, token, nil); !errors.As(err, &fenced) {
+			if err := rolling.TakeFences(t.Context(), other.Fleet, token, nil); !errors.As(err, &fenced) {
 				t.Errorf("a higher epoch of another store was not refused: %v", err)
 			}
-			other.exit()
+			other.Exit()
 		})
 		if _, err := first.roll(first.spec("qnet:v2", "002")); err != nil || !ran.Load() {
 			t.Fatalf("the first roll (%v): %v", ran.Load(), err)
 		}
-		first.exit()
+		first.Exit()
 		w.runs("002", "v2")
 		w.runs("003", "v1")
 		w.healthy("")
-		w.clean()
+		w.Clean()
 	})
 }
 
@@ -86,7 +86,7 @@ func TestInvariant1PausedOperatorChangesNothing(t *testing.T) {
 				if where == "before the request left" {
 					during(first, pause)
 				} else {
-					w.lab.OnAgentRequest(func(id, method string) {
+					w.Lab.OnAgentRequest(func(id, method string) {
 						if method == "replace" && !stopped {
 							stopped = true
 							pause()
@@ -102,11 +102,11 @@ func TestInvariant1PausedOperatorChangesNothing(t *testing.T) {
 				}()
 				<-paused
 				second := w.takeLeaseAway(first)
-				if doc, err := second.resume(first.op()); err != nil {
+				if doc, err := second.resume(first.Op()); err != nil {
 					t.Fatalf("the second operator: %v, %+v", err, doc)
 				}
-				second.exit()
-				mark := len(w.lab.Requests())
+				second.Exit()
+				mark := len(w.Lab.Requests())
 				records := w.fenceOf("002")
 				wakeUp()
 				<-ended
@@ -117,8 +117,8 @@ func TestInvariant1PausedOperatorChangesNothing(t *testing.T) {
 				case !errors.Is(err, journal.ErrFenced) && !errors.As(err, &fenced) && !errors.Is(err, lease.ErrLost):
 					t.Errorf("the first operator ended with %v, want a fence", err)
 				}
-				w.blocks(3000)
-				for _, id := range w.ids() {
+				w.Blocks(3000)
+				for _, id := range w.IDs() {
 					if got := w.changes(id, mark); len(got) > 0 {
 						t.Errorf("host %s was changed after the first woke up: %q", id, got)
 					}
@@ -126,11 +126,11 @@ func TestInvariant1PausedOperatorChangesNothing(t *testing.T) {
 				if now := w.fenceOf("002"); *now != *records {
 					t.Errorf("the fence was %+v, is %+v", records, now)
 				}
-				first.exit()
+				first.Exit()
 				w.runs("002", "v2")
 				w.runs("003", "v2")
 				w.healthy("")
-				w.clean()
+				w.Clean()
 			})
 		})
 	}
@@ -159,10 +159,10 @@ func (l *takenLease) Raise(_ context.Context, seen uint64, operation string) (le
 func (w *world) takeLeaseAway(first *tool) *tool {
 	w.Helper()
 	second := w.tool()
-	second.owner = "second@example.org"
-	token := first.held.Token()
-	token.Owner = second.owner
-	second.lease = &takenLease{ctx: second.ctx, token: token}
+	second.Owner = "second@example.org"
+	token := first.Held.Token()
+	token.Owner = second.Owner
+	second.Lease = &takenLease{ctx: second.Ctx, token: token}
 	return second
 }
 
@@ -170,7 +170,7 @@ func (w *world) takeLeaseAway(first *tool) *tool {
 func TestNoLeaseNoChange(t *testing.T) {
 	inLab(t, lab.Config{Nodes: 1, Block: fast}, func(t *testing.T, w *world) {
 		tool := w.tool()
-		claim, err := tool.acquire(t.Context())
+		claim, err := tool.Acquire(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -179,7 +179,7 @@ func TestNoLeaseNoChange(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn, err := tool.fleet.Conn(ctx, "001")
+		conn, err := tool.Fleet.Conn(ctx, "001")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -206,7 +206,7 @@ func TestBreakTakesOverAnotherStoresFence(t *testing.T) {
 		first := w.tool()
 		paused, wake := make(chan struct{}), make(chan struct{})
 		stop := sync.OnceFunc(func() { close(paused); <-wake })
-		first.emit = func(e rolling.Event) {
+		first.Emit = func(e rolling.Event) {
 			if e.Node == "002" && e.Kind == rolling.KindMilestone && e.Name == "M1" && e.State == "pass" {
 				stop()
 			}
@@ -219,38 +219,38 @@ func TestBreakTakesOverAnotherStoresFence(t *testing.T) {
 		}()
 		<-paused
 
-		second := w.toolAt("other.db")
-		second.owner = "second@example.org"
+		second := w.toolAt("other.DB")
+		second.Owner = "second@example.org"
 		var fenced *host.FencedError
-		if _, err := second.restore("002"); !errors.As(err, &fenced) || fenced.Record.Owner != first.owner {
-			t.Errorf("before the break: %v, want a refusal that names %s", err, first.owner)
+		if _, err := second.restore("002"); !errors.As(err, &fenced) || fenced.Record.Owner != first.Owner {
+			t.Errorf("before the break: %v, want a refusal that names %s", err, first.Owner)
 		}
-		held, foreign := second.ops().Foreign(t.Context())
-		if foreign != nil || len(held) != 4 || held[0].Record.Operation != first.op() {
+		held, foreign := second.Ops().Foreign(t.Context())
+		if foreign != nil || len(held) != 4 || held[0].Record.Operation != first.Op() {
 			t.Fatalf("held by another store: %+v, %v", held, foreign)
 		}
-		if err := second.ops().TakeOver(t.Context(), held, "its machine is gone"); err != nil {
+		if err := second.Ops().TakeOver(t.Context(), held, "its machine is gone"); err != nil {
 			t.Fatal(err)
 		}
-		if err := second.ops().TakeOver(t.Context(), held, "again"); !errors.Is(err, host.ErrChanged) {
+		if err := second.Ops().TakeOver(t.Context(), held, "again"); !errors.Is(err, host.ErrChanged) {
 			t.Errorf("the same records were taken over twice: %v", err)
 		}
 		if n, err := second.restore("002"); err != nil || n.Outcome != rolling.NodeRestored {
 			t.Errorf("after the break: %+v, %v", n, err)
 		}
-		mark := len(w.lab.Requests())
+		mark := len(w.Lab.Requests())
 		close(wake)
 		<-ended
 		if err == nil {
 			t.Error("the first operator believes that it has done its roll")
 		}
-		for _, id := range w.ids() {
+		for _, id := range w.IDs() {
 			if got := w.changes(id, mark); len(got) > 0 {
 				t.Errorf("host %s was changed after the break: %q", id, got)
 			}
 		}
 		w.runs("002", "v1")
-		first.exit()
-		second.exit()
+		first.Exit()
+		second.Exit()
 	})
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/qnetops/qnetops/host"
 	"github.com/qnetops/qnetops/lab"
 	"github.com/qnetops/qnetops/rolling"
+	"github.com/qnetops/qnetops/rolling/rollingtest"
 )
 
 // TestRecoveryHalted: refused while the chain moves; on a chain that stands M3
@@ -23,41 +24,41 @@ func TestRecoveryHalted(t *testing.T) {
 		spec := tool.spec("qnet:v2")
 		spec.RecoveryHalted = true
 		_, err := tool.roll(spec)
-		w.mustRefuse(err, "recovery_halted", "went from height")
-		tool.exit()
+		w.MustRefuse(err, "recovery_halted", "went from height")
+		tool.Exit()
 
-		for _, id := range w.ids() {
-			w.inject(id, "stop-producing", "")
+		for _, id := range w.IDs() {
+			w.Inject(id, "stop-producing", "")
 		}
-		w.blocks(100)
+		w.Blocks(100)
 		tool = w.tool()
 		_, err = tool.roll(tool.spec("qnet:v2"))
-		w.mustRefuse(err, "fleet", "--recovery-halted is the mode for that")
+		w.MustRefuse(err, "fleet", "--recovery-halted is the mode for that")
 		down := w.watchDown()
 		doc, err := tool.roll(spec)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if down.worst != 1 || !slices.Equal(down.order, w.ids()) {
+		if down.worst != 1 || !slices.Equal(down.order, w.IDs()) {
 			t.Errorf("order %v, %d down at once", down.order, down.worst)
 		}
-		for _, id := range w.ids() {
+		for _, id := range w.IDs() {
 			n := nodeOf(doc, id)
 			if n.Outcome != rolling.NodeRolled || verdict(n, "M2") != "pass" || verdict(n, "M3") != "skipped" || verdict(n, "M4") != "skipped" || !strings.Contains(n.Reason, "--finish") {
 				t.Errorf("%+v", n)
 			}
-			if got := w.nodes(id); len(got) != 2 || len(w.running(id)) != 1 || !w.isImage(w.running(id)[0], "v2") {
-				t.Errorf("%s: %s, want the old one kept", id, names(got))
+			if got := w.Nodes(id); len(got) != 2 || len(w.Running(id)) != 1 || !rollingtest.IsImage(w.Running(id)[0], "v2") {
+				t.Errorf("%s: %s, want the old one kept", id, rollingtest.Names(got))
 			}
 		}
-		done := tool.op()
-		tool.exit()
+		done := tool.Op()
+		tool.Exit()
 		w.finishKept(done)
-		for _, id := range w.ids() {
+		for _, id := range w.IDs() {
 			w.runs(id, "v2")
 			w.archived(id, 1)
 		}
-		w.clean()
+		w.Clean()
 	})
 }
 
@@ -65,8 +66,8 @@ func TestRecoveryHalted(t *testing.T) {
 func (w *world) finishKept(of string) {
 	w.Helper()
 	tool := w.tool()
-	defer tool.exit()
-	doc, err := tool.ops().Finish(w.Context(), of)
+	defer tool.Exit()
+	doc, err := tool.Ops().Finish(w.Context(), of)
 	if err != nil || len(doc.Nodes) != 4 {
 		w.Errorf("finish: %+v, %v", doc, err)
 	}
@@ -78,7 +79,7 @@ func (w *world) finishKept(of string) {
 func TestInvariant3OldContainerStays(t *testing.T) {
 	inLab(t, lab.Config{Nodes: 4, Block: fast}, func(t *testing.T, w *world) {
 		var early []string
-		w.lab.OnEngineRequest(func(host, method, path string) {
+		w.Lab.OnEngineRequest(func(host, method, path string) {
 			if method == "DELETE" {
 				early = append(early, host+" "+path)
 			}
@@ -89,35 +90,35 @@ func TestInvariant3OldContainerStays(t *testing.T) {
 		if len(early) > 0 {
 			t.Errorf("removed before every milestone passed: %q", early)
 		}
-		for _, c := range w.nodes("002") {
+		for _, c := range w.Nodes("002") {
 			if strings.Contains(c.Name, "-pre-") && (c.State != "exited" || c.RestartPolicy != "no") {
 				t.Errorf("set aside: %+v", c)
 			}
 		}
-		tool.exit()
+		tool.Exit()
 
 		lost := w.toolAt("new.db") // the operator's state is gone
 		var fenced *host.FencedError
 		if _, err := lost.restore("002"); !errors.As(err, &fenced) {
 			t.Errorf("the host is of another store: %v", err)
 		}
-		lost.exit()
-		for _, id := range w.ids() { // what breaking the lease will do
-			os.Remove(filepath.Join(w.host(id).Root(), host.DefaultStateDir, "fence.json"))
+		lost.Exit()
+		for _, id := range w.IDs() { // what breaking the lease will do
+			os.Remove(filepath.Join(w.Host(id).Root(), host.DefaultStateDir, "fence.json"))
 		}
 		lost = w.toolAt("new.db")
 		result, err := lost.restore("002")
 		if err != nil || result.Outcome != rolling.NodeRestored || verdict(result, "M2") != "pass" {
 			t.Fatalf("%+v %v", result, err)
 		}
-		if got := w.running("002"); len(got) != 1 || !w.isImage(got[0], "v1") || got[0].RestartPolicy != "always" {
+		if got := w.Running("002"); len(got) != 1 || !rollingtest.IsImage(got[0], "v1") || got[0].RestartPolicy != "always" {
 			t.Errorf("running %+v", got)
 		}
-		lost.exit()
+		lost.Exit()
 		if _, err := w.tool().restore("003"); !errors.As(err, new(*rolling.NothingAsideError)) {
 			t.Errorf("nothing is aside on 003: %v", err)
 		}
-		w.clean()
+		w.Clean()
 	})
 }
 
@@ -128,14 +129,14 @@ func TestRestoreInTheMiddle(t *testing.T) {
 		tool := w.tool()
 		_, err := tool.roll(tool.spec("qnet:mute", "002", "003"))
 		stop := w.stopped(err, "002", "M3")
-		tool.exit()
+		tool.Exit()
 		tool = w.tool()
 		if result, err := tool.restore("002"); err != nil || result.Outcome != rolling.NodeRestored {
 			t.Fatalf("%+v %v", result, err)
 		}
-		tool.exit()
+		tool.Exit()
 		w.abortAll(stop.Operation)
-		w.clean()
+		w.Clean()
 	})
 }
 
@@ -156,7 +157,7 @@ func (b *lockedBuffer) write(p []byte) {
 func TestInvariant7SecretsStayOnTheirHost(t *testing.T) {
 	inLab(t, lab.Config{Nodes: 4, Block: fast}, func(t *testing.T, w *world) {
 		var out lockedBuffer
-		w.lab.OnAgentOutput(func(_ string, line []byte) { out.write(line) })
+		w.Lab.OnAgentOutput(func(_ string, line []byte) { out.write(line) })
 		for _, tag := range []string{"crash", "gap", "v2"} {
 			tool := w.tool()
 			spec := tool.spec("qnet:"+tag, "002")
@@ -164,12 +165,12 @@ func TestInvariant7SecretsStayOnTheirHost(t *testing.T) {
 			if tag == "v2" && err != nil {
 				t.Fatal(err)
 			}
-			tool.exit()
+			tool.Exit()
 			if tag != "v2" {
 				w.abortAll(w.stopped(err, "002", "").Operation)
 			}
 		}
-		files, err := filepath.Glob(filepath.Join(w.dir, "*"))
+		files, err := filepath.Glob(filepath.Join(w.Dir, "*"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -180,10 +181,10 @@ func TestInvariant7SecretsStayOnTheirHost(t *testing.T) {
 			}
 			out.write(raw)
 		}
-		for _, e := range w.events {
-			w.note(e)
+		for _, e := range w.Events() {
+			w.Note(e)
 		}
-		for _, text := range w.said {
+		for _, text := range w.Said() {
 			out.write([]byte(text))
 		}
 		if len(files) < 4 || !bytes.Contains(out.all, []byte("QNET_WALLET_SEED")) || !bytes.Contains(out.all, []byte("stop_old")) {
@@ -194,6 +195,6 @@ func TestInvariant7SecretsStayOnTheirHost(t *testing.T) {
 				t.Errorf("the value of %s got out: …%s…", name, out.all[max(0, at-200):min(len(out.all), at+60)])
 			}
 		}
-		w.clean()
+		w.Clean()
 	})
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/qnetops/qnetops/lab"
 	"github.com/qnetops/qnetops/observe"
 	"github.com/qnetops/qnetops/rolling"
+	"github.com/qnetops/qnetops/rolling/rollingtest"
 )
 
 // The host whose node is rolled in the kill matrix, and what dies there. "tool"
@@ -57,15 +58,15 @@ type timeline struct {
 // follow watches one host and one run of the tool.
 func (w *world) follow(t *tool, on func(point)) *timeline {
 	tl := &timeline{w: w, on: on, counts: map[string]int{}}
-	w.lab.OnEngineRequest(func(host, method, path string) { tl.engine(host, "request", method, path) })
-	w.lab.OnEngineResponse(func(host, method, path string) { tl.engine(host, "response", method, path) })
-	w.lab.OnAgentRequest(func(host, method string) {
+	w.Lab.OnEngineRequest(func(host, method, path string) { tl.engine(host, "request", method, path) })
+	w.Lab.OnEngineResponse(func(host, method, path string) { tl.engine(host, "response", method, path) })
+	w.Lab.OnAgentRequest(func(host, method string) {
 		if host == victimHost && slices.Contains([]string{"take_fence", "pull", "stage", "replace", "finish", "discard", "release_fence"}, method) {
 			tl.pass("agent " + method)
 		}
 	})
-	w.lab.OnAgentOutput(tl.output)
-	t.emit = func(e rolling.Event) {
+	w.Lab.OnAgentOutput(tl.output)
+	t.Emit = func(e rolling.Event) {
 		if e.Kind == rolling.KindStep {
 			if e.Name == "replace" {
 				tl.mu.Lock()
@@ -123,10 +124,10 @@ func (tl *timeline) pass(what string) {
 
 // stop ends the watching.
 func (tl *timeline) stop() []point {
-	tl.w.lab.OnEngineRequest(nil)
-	tl.w.lab.OnEngineResponse(nil)
-	tl.w.lab.OnAgentRequest(nil)
-	tl.w.lab.OnAgentOutput(nil)
+	tl.w.Lab.OnEngineRequest(nil)
+	tl.w.Lab.OnEngineResponse(nil)
+	tl.w.Lab.OnAgentRequest(nil)
+	tl.w.Lab.OnAgentOutput(nil)
 	tl.mu.Lock()
 	defer tl.mu.Unlock()
 	return tl.order
@@ -145,7 +146,7 @@ func timelineOfRoll(t *testing.T) (points []point) {
 			}
 			points = tl.stop()
 			w.runs(victimHost, "v2")
-			w.clean()
+			w.Clean()
 		})
 	})
 	return points
@@ -227,7 +228,7 @@ func (w *world) killed(k kill) {
 	})
 	_, err := tool.roll(tool.spec("qnet:v2", victimHost))
 	tl.stop()
-	tool.exit()
+	tool.Exit()
 	w.Logf("the roll: %v", err)
 	if !fired.Load() {
 		w.Errorf("the roll never came to %s", k.at)
@@ -238,15 +239,15 @@ func (w *world) killed(k kill) {
 	}
 	w.releases(err)
 	w.healthy("")
-	w.clean()
+	w.Clean()
 }
 
 func (w *world) strike(t *tool, victim string) {
 	if victim == killTool {
-		t.kill()
+		t.Kill()
 		return
 	}
-	if err := w.lab.Kill(victimHost, victim); err != nil {
+	if err := w.Lab.Kill(victimHost, victim); err != nil {
 		w.Errorf("kill: %v", err)
 	}
 }
@@ -257,23 +258,23 @@ func (w *world) settles(k kill) {
 	w.Helper()
 	for range 180 {
 		time.Sleep(time.Second)
-		if len(w.running(victimHost)) == 1 {
+		if len(w.Running(victimHost)) == 1 {
 			return
 		}
 	}
 	if k.victim != lab.KillBoth && k.victim != lab.KillHost {
-		w.Fatalf("after three minutes: %s", names(w.nodes(victimHost)))
+		w.Fatalf("after three minutes: %s", rollingtest.Names(w.Nodes(victimHost)))
 	}
 	tool := w.tool()
-	defer tool.exit()
-	view, err := observe.Observe(w.Context(), tool.fleet, observe.Options{})
+	defer tool.Exit()
+	view, err := observe.Observe(w.Context(), tool.Fleet, observe.Options{})
 	if err != nil {
 		w.Fatal(err)
 	}
 	if n := view.Node(victimHost); n.Verdict == observe.Healthy || len(n.Reasons) == 0 {
 		w.Errorf("the node waits for the next contact and the view says %s, %q", n.Verdict, n.Reasons)
 	}
-	w.Logf("waits for the next contact: %s", names(w.nodes(victimHost)))
+	w.Logf("waits for the next contact: %s", rollingtest.Names(w.Nodes(victimHost)))
 }
 
 // carryOn resumes or aborts until the operation has ended. A resume may stop
@@ -282,9 +283,9 @@ func (w *world) carryOn(k kill) (last error) {
 	w.Helper()
 	for try := range 4 {
 		tool := w.tool()
-		open := unfinished(tool)
+		open := tool.Unfinished()
 		if open == "" {
-			tool.exit()
+			tool.Exit()
 			break
 		}
 		var err error
@@ -294,7 +295,7 @@ func (w *world) carryOn(k kill) (last error) {
 			_, err = tool.resume(open)
 		}
 		last = err
-		tool.exit()
+		tool.Exit()
 		w.Logf("try %d: %v", try+1, err)
 		var doubt *rolling.InDoubtError
 		if errors.As(err, &doubt) {
@@ -302,17 +303,17 @@ func (w *world) carryOn(k kill) (last error) {
 		}
 	}
 	tool := w.tool()
-	defer tool.exit()
-	if open := unfinished(tool); open != "" {
-		w.Fatalf("operation %s did not end: %s", open, names(w.nodes(victimHost)))
+	defer tool.Exit()
+	if open := tool.Unfinished(); open != "" {
+		w.Fatalf("operation %s did not end: %s", open, rollingtest.Names(w.Nodes(victimHost)))
 	}
-	if ops := tool.operations(); len(ops) > 0 { // asked again for what has ended
+	if ops := tool.Operations(); len(ops) > 0 { // asked again for what has ended
 		if _, err := tool.resume(ops[0].ID); !errors.Is(err, journal.ErrFinished) {
 			w.Errorf("a second resume: %v", err)
 		}
 	}
 	want := "v2"
-	switch ops := tool.operations(); {
+	switch ops := tool.Operations(); {
 	case len(ops) == 0 || ops[0].State == journal.Aborted && !k.abort:
 		// It had ended before anything was changed; the same command works again.
 		w.runs(victimHost, "v1")
@@ -321,12 +322,12 @@ func (w *world) carryOn(k kill) (last error) {
 		}
 	case ops[0].State == journal.Aborted:
 		want = "v1"
-		if got := w.nodes(victimHost); len(got) == 1 && w.isImage(got[0], "v2") {
+		if got := w.Nodes(victimHost); len(got) == 1 && rollingtest.IsImage(got[0], "v2") {
 			want = "v2" // it had passed its milestones before the abort
 		}
 	}
 	w.runs(victimHost, want)
-	for _, id := range w.ids() {
+	for _, id := range w.IDs() {
 		if id != victimHost {
 			w.runs(id, "v1")
 		}
@@ -346,20 +347,20 @@ func (w *world) releases(said error) {
 		w.Errorf("the fences of %v are held and nobody was told", held)
 	}
 	tool := w.tool()
-	defer tool.exit()
-	claim, err := tool.acquire(w.Context())
+	defer tool.Exit()
+	claim, err := tool.Acquire(w.Context())
 	if err != nil {
 		w.Fatal(err)
 	}
-	highest, err := rolling.ReadFences(w.Context(), tool.fleet, tool.store.ID())
+	highest, err := rolling.ReadFences(w.Context(), tool.Fleet, tool.Store.ID())
 	if err == nil {
 		_, err = claim.Raise(w.Context(), highest, "next")
 	}
 	if err == nil {
-		err = rolling.TakeFences(w.Context(), tool.fleet, claim.Token(), held)
+		err = rolling.TakeFences(w.Context(), tool.Fleet, claim.Token(), held)
 	}
 	if err == nil {
-		err = rolling.ReleaseFences(w.Context(), tool.fleet, claim.Token())
+		err = rolling.ReleaseFences(w.Context(), tool.Fleet, claim.Token())
 	}
 	if err != nil {
 		w.Errorf("the next operation: %v", err)
@@ -368,7 +369,7 @@ func (w *world) releases(said error) {
 
 // unfinished is the id of the fleet's open operation.
 func unfinished(t *tool) string {
-	for _, r := range t.operations() {
+	for _, r := range t.Operations() {
 		if !r.State.Finished() {
 			return r.ID
 		}

@@ -12,12 +12,13 @@ import (
 	"github.com/qnetops/qnetops/lab"
 	"github.com/qnetops/qnetops/lab/engine"
 	"github.com/qnetops/qnetops/rolling"
+	"github.com/qnetops/qnetops/rolling/rollingtest"
 )
 
 // push puts an image of the given environment into the registry.
 func (w *world) push(tag string, env ...string) {
 	w.Helper()
-	if _, err := w.lab.Registry().Push(lab.Repository+":"+tag, engine.Image{Entrypoint: []string{"/qnetops", "lab", "node"}, Env: env,
+	if _, err := w.Lab.Registry().Push(lab.Repository+":"+tag, engine.Image{Entrypoint: []string{"/qnetops", "lab", "node"}, Env: env,
 		WorkingDir: "/app", ExposedPorts: []string{"8001/tcp", "9876/tcp", "9877/tcp", "10876/udp"}, Size: 1 << 20}); err != nil {
 		w.Fatal(err)
 	}
@@ -32,20 +33,20 @@ func TestInvariant5SuccessorIsWrong(t *testing.T) {
 		for tag, check := range map[string]string{"moved": "data_dir", "unstamped": "build_stamp"} {
 			tool := w.tool()
 			_, err := tool.roll(tool.spec("qnet:"+tag, "001", "002"))
-			w.mustRefuse(err, check, "002")
-			if state := tool.operations()[0].State; state != journal.Aborted {
+			w.MustRefuse(err, check, "002")
+			if state := tool.Operations()[0].State; state != journal.Aborted {
 				t.Errorf("%s: the operation is %s", tag, state)
 			}
-			tool.exit()
+			tool.Exit()
 		}
 		if got := w.touched(); len(got) > 0 {
 			t.Errorf("touched %v", got)
 		}
-		for _, id := range w.ids() {
+		for _, id := range w.IDs() {
 			w.runs(id, "v1")
 		}
 		w.healthy("v1")
-		w.clean()
+		w.Clean()
 	})
 }
 
@@ -66,7 +67,7 @@ func TestSetEnv(t *testing.T) {
 			t.Errorf("lost %q, gained %q", gone, added)
 		}
 		w.runs("002", "v1")
-		w.clean()
+		w.Clean()
 	})
 }
 
@@ -74,17 +75,17 @@ func TestSetEnv(t *testing.T) {
 func TestInvariant8LastLook(t *testing.T) {
 	inLab(t, lab.Config{Nodes: 4, Block: fast}, func(t *testing.T, w *world) {
 		tool := w.tool()
-		tool.when(rolling.KindStep, "finish", "done", func() { w.inject("002", "stop", "") })
+		tool.when(rolling.KindStep, "finish", "done", func() { w.Inject("002", "stop", "") })
 		_, err := tool.roll(tool.spec("qnet:v2", "002"))
 		w.stopped(err, "", "002: its container is exited")
-		if state := tool.operations()[0].State; state != journal.Stopped {
+		if state := tool.Operations()[0].State; state != journal.Stopped {
 			t.Errorf("the operation is %s", state)
 		}
-		tool.exit()
-		if err := w.lab.Clear("", ""); err != nil {
+		tool.Exit()
+		if err := w.Lab.Clear("", ""); err != nil {
 			t.Fatal(err)
 		}
-		w.blocks(500)
+		w.Blocks(500)
 		w.resumed("v2", "002")
 	})
 }
@@ -93,18 +94,18 @@ func TestInvariant8LastLook(t *testing.T) {
 func (w *world) resumed(tag string, ids ...string) {
 	w.Helper()
 	tool := w.tool()
-	if _, err := tool.resume(unfinished(tool)); err != nil {
+	if _, err := tool.resume(tool.Unfinished()); err != nil {
 		w.Fatalf("resume: %v", err)
 	}
-	if open := unfinished(tool); open != "" {
+	if open := tool.Unfinished(); open != "" {
 		w.Errorf("operation %s is still open", open)
 	}
-	tool.exit()
+	tool.Exit()
 	for _, id := range ids {
 		w.runs(id, tag)
 	}
 	w.healthy("")
-	w.clean()
+	w.Clean()
 }
 
 // TestInvariant11ArchiveFirst: where the old log cannot be archived the old
@@ -112,20 +113,20 @@ func (w *world) resumed(tag string, ids ...string) {
 func TestInvariant11ArchiveFirst(t *testing.T) {
 	inLab(t, lab.Config{Nodes: 4, Block: fast}, func(t *testing.T, w *world) {
 		tool := w.tool()
-		tool.when(rolling.KindMilestone, "M4", "pass", func() { w.inject("001", "disk-full", "0") })
+		tool.when(rolling.KindMilestone, "M4", "pass", func() { w.Inject("001", "disk-full", "0") })
 		doc, err := tool.roll(tool.spec("qnet:v2", "001", "002"))
 		w.stopped(err, "001", "not enough space to archive the log")
 		if n := nodeOf(doc, "001"); n.Outcome != rolling.NodeRolled {
 			t.Errorf("%+v", n)
 		}
-		if got := w.nodes("001"); len(got) != 2 {
-			t.Errorf("containers %s, want the old one kept", names(got))
+		if got := w.Nodes("001"); len(got) != 2 {
+			t.Errorf("containers %s, want the old one kept", rollingtest.Names(got))
 		}
 		if got := w.touched(); !slices.Equal(got, []string{"001"}) {
 			t.Errorf("touched %v", got)
 		}
-		tool.exit()
-		if err := w.lab.Clear("", ""); err != nil {
+		tool.Exit()
+		if err := w.Lab.Clear("", ""); err != nil {
 			t.Fatal(err)
 		}
 		w.resumed("v2", "001", "002")
@@ -142,21 +143,21 @@ func TestKilledAgainAndAgain(t *testing.T) {
 			tl := w.follow(tool, func(p point) {
 				if p == at {
 					fired.Store(true)
-					tool.kill()
+					tool.Kill()
 				}
 			})
 			var err error
 			if i == 0 {
 				_, err = tool.roll(tool.spec("qnet:v2", victimHost))
 			} else {
-				_, err = tool.resume(unfinished(tool))
+				_, err = tool.resume(tool.Unfinished())
 			}
 			tl.stop()
-			tool.exit()
+			tool.Exit()
 			if !fired.Load() || err == nil {
 				t.Fatalf("%s: fired %v, %v", at, fired.Load(), err)
 			}
-			w.blocks(500)
+			w.Blocks(500)
 		}
 		w.resumed("v2", victimHost)
 	})
@@ -173,9 +174,9 @@ func TestInterrupt(t *testing.T) {
 			t.Parallel()
 			inLab(t, lab.Config{Nodes: 4, Block: fast}, func(t *testing.T, w *world) {
 				tool := w.tool()
-				tool.when(rolling.KindStep, c.step, "begun", func() { tool.cancel() })
+				tool.when(rolling.KindStep, c.step, "begun", func() { tool.Cancel() })
 				_, err := tool.roll(tool.spec("qnet:v2", "002", "003"))
-				tool.exit()
+				tool.Exit()
 				if !c.touched {
 					if err == nil || len(w.touched()) > 0 || unfinished(w.tool()) != "" {
 						t.Errorf("%v, touched %v", err, w.touched())
@@ -187,8 +188,8 @@ func TestInterrupt(t *testing.T) {
 				if stop := w.stopped(err, "002", ""); !stop.Interrupted {
 					t.Errorf("not interrupted: %v", err)
 				}
-				if got := w.running("002"); len(got) != 1 || !w.isImage(got[0], "v2") {
-					t.Errorf("the step did not end: %s", names(w.nodes("002")))
+				if got := w.Running("002"); len(got) != 1 || !rollingtest.IsImage(got[0], "v2") {
+					t.Errorf("the step did not end: %s", rollingtest.Names(w.Nodes("002")))
 				}
 				w.resumed("v2", "002", "003")
 			})
@@ -201,7 +202,7 @@ func TestInterrupt(t *testing.T) {
 func TestSomebodyElse(t *testing.T) {
 	inLab(t, lab.Config{Nodes: 4, Block: fast}, func(t *testing.T, w *world) {
 		tool := w.tool()
-		tool.when(rolling.KindStep, "finish", "begun", func() { w.inject("003", "log-level", "3") })
+		tool.when(rolling.KindStep, "finish", "begun", func() { w.Inject("003", "log-level", "3") })
 		doc, err := tool.roll(tool.spec("qnet:v2", "002", "003"))
 		var doubt *rolling.InDoubtError
 		if !errors.As(err, &doubt) || doubt.Node != "003" || doc.Outcome != rolling.OutcomeInDoubt {
@@ -210,16 +211,16 @@ func TestSomebodyElse(t *testing.T) {
 		if got := w.touched(); !slices.Equal(got, []string{"002"}) {
 			t.Errorf("touched %v", got)
 		}
-		op := tool.op()
-		tool.exit()
+		op := tool.Op()
+		tool.Exit()
 		tool = w.tool()
 		doc, err = tool.abort(op)
 		if err != nil || outcomes(doc)["002"] != rolling.NodeRolled || !strings.Contains(nodeOf(doc, "003").Reason, "somebody else") {
 			t.Errorf("%v, %+v", err, doc)
 		}
-		tool.exit()
+		tool.Exit()
 		w.runs("002", "v2")
 		w.runs("003", "v1")
-		w.clean()
+		w.Clean()
 	})
 }

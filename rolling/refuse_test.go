@@ -33,15 +33,15 @@ func TestRefusals(t *testing.T) {
 			{"stop", "", 40, "quorum", "quorum 4; 3 vote without 003", false},
 		} {
 			if c.check == "quorum" { // one is down already when the first one goes
-				w.inject("004", "stop", "")
+				w.Inject("004", "stop", "")
 			}
-			w.inject("003", c.kind, c.arg)
-			w.blocks(c.after)
-			mark := len(w.lab.Requests())
+			w.Inject("003", c.kind, c.arg)
+			w.Blocks(c.after)
+			mark := len(w.Lab.Requests())
 			tool := w.tool()
 			spec := tool.spec("qnet:v2")
 			_, err := tool.roll(spec)
-			w.mustRefuse(err, c.check, c.words)
+			w.MustRefuse(err, c.check, c.words)
 			if rolling.Waivable(c.check) != c.waivable {
 				t.Errorf("%s: waivable %v", c.check, !c.waivable)
 			}
@@ -56,41 +56,41 @@ func TestRefusals(t *testing.T) {
 			} else if !c.waivable {
 				t.Errorf("%s was waived: %v", c.check, err)
 			}
-			tool.exit()
-			for _, id := range w.ids() {
+			tool.Exit()
+			for _, id := range w.IDs() {
 				if got := w.changes(id, mark); len(got) > 0 {
 					t.Errorf("%s: host %s was changed: %q", c.kind, id, got)
 				}
 			}
-			if err := w.lab.Clear("", ""); err != nil {
+			if err := w.Lab.Clear("", ""); err != nil {
 				t.Fatal(err)
 			}
-			w.blocks(200)
+			w.Blocks(200)
 		}
-		w.clean()
+		w.Clean()
 	})
 }
 
 // TestUnreachableHost: it is left out by name only, and counts as down.
 func TestUnreachableHost(t *testing.T) {
 	inLab(t, lab.Config{Nodes: 4, Block: fast}, func(t *testing.T, w *world) {
-		w.inject("003", "drop-ssh", "hold")
+		w.Inject("003", "drop-ssh", "hold")
 		tool := w.tool()
 		spec := tool.spec("qnet:v2", "001", "002", "004")
 		spec.Skipped = []string{"003"}
 		// Four members, quorum three: without 003 none may go.
 		_, err := tool.roll(spec)
-		w.mustRefuse(err, "quorum", "quorum 3; 2 vote without 001")
-		tool.exit()
+		w.MustRefuse(err, "quorum", "quorum 3; 2 vote without 001")
+		tool.Exit()
 	})
 	inLab(t, lab.Config{Nodes: 6, Block: fast, SuperFrom: 6}, func(t *testing.T, w *world) {
-		w.inject("006", "drop-ssh", "hold")
+		w.Inject("006", "drop-ssh", "hold")
 		tool := w.tool()
 		spec := tool.spec("qnet:v2", "001", "002")
 		spec.Skipped = []string{"003", "004", "005", "006"}
 		_, err := tool.roll(spec)
-		w.mustRefuse(err, "quorum", "quorum 5; 4 vote without 001")
-		w.clean()
+		w.MustRefuse(err, "quorum", "quorum 5; 4 vote without 001")
+		w.Clean()
 	})
 }
 
@@ -104,11 +104,11 @@ func TestEngineTooOld(t *testing.T) {
 	inLab(t, cfg, func(t *testing.T, w *world) {
 		tool := w.tool()
 		_, err := tool.roll(tool.spec("qnet:v2"))
-		w.mustRefuse(err, "reachable", "003")
+		w.MustRefuse(err, "reachable", "003")
 		if !strings.Contains(err.Error(), "1.38") {
 			t.Errorf("%v does not name the version", err)
 		}
-		w.clean()
+		w.Clean()
 	})
 }
 
@@ -121,10 +121,10 @@ func TestNoSuchImage(t *testing.T) {
 		if !errors.As(err, &bad) || !strings.Contains(err.Error(), "registry.lab.example:5000/qnet:none-such") || bad.Hint() == "" {
 			t.Errorf("%v", err)
 		}
-		if ops := tool.operations(); len(ops) != 0 {
+		if ops := tool.Operations(); len(ops) != 0 {
 			t.Errorf("%d operations", len(ops))
 		}
-		w.clean()
+		w.Clean()
 	})
 }
 
@@ -135,7 +135,7 @@ func TestPrepareFails(t *testing.T) {
 			t.Parallel()
 			inLab(t, lab.Config{Nodes: 4, Block: fast}, func(t *testing.T, w *world) {
 				tool := w.tool()
-				tool.ready = func() { w.inject("003", kind, "") }
+				tool.ready = func() { w.Inject("003", kind, "") }
 				doc, err := tool.roll(tool.spec("qnet:v2"))
 				if err == nil || !strings.Contains(err.Error(), "host 003") || doc.Outcome != rolling.OutcomeStopped {
 					t.Errorf("%v, %+v", err, doc)
@@ -144,18 +144,18 @@ func TestPrepareFails(t *testing.T) {
 				if errors.As(err, &stop) {
 					t.Errorf("nothing was changed, and it says that it stopped midway: %v", err)
 				}
-				if ops := tool.operations(); len(ops) != 1 || ops[0].State != journal.Aborted {
+				if ops := tool.Operations(); len(ops) != 1 || ops[0].State != journal.Aborted {
 					t.Errorf("operations %+v", ops)
 				}
 				if got := w.touched(); len(got) > 0 {
 					t.Errorf("touched %v", got)
 				}
-				tool.exit()
-				for _, id := range w.ids() {
+				tool.Exit()
+				for _, id := range w.IDs() {
 					w.runs(id, "v1") // and no successor is left
 				}
 				w.healthy("v1")
-				w.clean()
+				w.Clean()
 			})
 		})
 	}
@@ -167,9 +167,9 @@ func TestStartFails(t *testing.T) {
 	inLab(t, lab.Config{Nodes: 4, Block: fast}, func(t *testing.T, w *world) {
 		tool := w.tool()
 		during(tool, func() {
-			for _, c := range w.nodes("001") {
+			for _, c := range w.Nodes("001") {
 				if strings.Contains(c.Name, "-next-") {
-					w.inject("001", "start-fail", c.Name)
+					w.Inject("001", "start-fail", c.Name)
 				}
 			}
 		})
@@ -181,20 +181,20 @@ func TestStartFails(t *testing.T) {
 		if got := w.touched(); !slices.Equal(got, []string{"001"}) {
 			t.Errorf("touched %v", got)
 		}
-		tool.exit()
+		tool.Exit()
 		w.runs("001", "v1")
-		if err := w.lab.Clear("", ""); err != nil {
+		if err := w.Lab.Clear("", ""); err != nil {
 			t.Fatal(err)
 		}
 		again := w.tool()
 		if _, err := again.resume(stop.Operation); err != nil {
 			t.Fatalf("resume: %v", err)
 		}
-		for _, id := range w.ids() {
+		for _, id := range w.IDs() {
 			w.runs(id, "v2")
 		}
 		w.healthy("v2")
-		w.clean()
+		w.Clean()
 	})
 }
 
@@ -211,28 +211,28 @@ func TestInvariant9SamePlan(t *testing.T) {
 			return plan.Digest()
 		}
 		first := digest(tool.spec("qnet:v2"))
-		w.blocks(1000)
+		w.Blocks(1000)
 		if again := digest(tool.spec("qnet:v2")); again != first {
 			t.Errorf("digest %s became %s", first, again)
 		}
 		if other := digest(tool.spec("qnet:v2", "001")); other == first {
 			t.Error("another plan has the same digest")
 		}
-		tool.ready = func() { w.inject("003", "log-level", "2") } // the container becomes another one
+		tool.ready = func() { w.Inject("003", "log-level", "2") } // the container becomes another one
 		_, err := tool.roll(tool.spec("qnet:v2"))
 		var changed *rolling.PlanChangedError
 		if !errors.As(err, &changed) {
 			t.Errorf("the fleet changed after the question: %v", err)
 		}
-		if ops := tool.operations(); len(ops) != 1 || ops[0].State != journal.Aborted {
+		if ops := tool.Operations(); len(ops) != 1 || ops[0].State != journal.Aborted {
 			t.Errorf("operations %+v", ops)
 		}
 		if got := w.touched(); len(got) > 0 {
 			t.Errorf("touched %v", got)
 		}
-		tool.exit()
+		tool.Exit()
 		w.healthy("v1")
-		w.clean()
+		w.Clean()
 	})
 }
 
@@ -241,13 +241,13 @@ func TestNothingToDo(t *testing.T) {
 	inLab(t, lab.Config{Nodes: 4, Block: fast}, func(t *testing.T, w *world) {
 		tool := w.tool()
 		doc, err := tool.roll(tool.spec("qnet:v1"))
-		if err != nil || doc.Outcome != rolling.OutcomeDone || len(tool.operations()) != 0 {
+		if err != nil || doc.Outcome != rolling.OutcomeDone || len(tool.Operations()) != 0 {
 			t.Errorf("%+v %v", doc, err)
 		}
-		view, err := observe.Observe(t.Context(), tool.fleet, observe.Options{})
+		view, err := observe.Observe(t.Context(), tool.Fleet, observe.Options{})
 		if err != nil || view.Verdict != observe.Healthy {
 			t.Errorf("%s %v", view.Verdict, err)
 		}
-		w.clean()
+		w.Clean()
 	})
 }

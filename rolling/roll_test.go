@@ -7,22 +7,24 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
-	"time"
 
 	"github.com/qnetops/qnetops/host"
 	"github.com/qnetops/qnetops/journal"
 	"github.com/qnetops/qnetops/lab"
 	"github.com/qnetops/qnetops/observe"
 	"github.com/qnetops/qnetops/rolling"
+	"github.com/qnetops/qnetops/rolling/rollingtest"
 )
 
 // fast is the block time of tests whose subject is not the chain's own time.
-const fast = 20 * time.Millisecond
+const fast = rollingtest.Fast
 
 // seen follows what runs on every host from the engines' own events: the hosts
 // in the order in which their node stopped, and the most nodes down at once.
 type outage struct {
+	mu    sync.Mutex
 	order []string
 	worst int
 }
@@ -36,26 +38,26 @@ func (w *world) watchDown() *outage {
 			return
 		}
 		down := 0
-		for _, id := range w.ids() {
-			if len(w.running(id)) == 0 {
+		for _, id := range w.IDs() {
+			if len(w.Running(id)) == 0 {
 				down++
 			}
 		}
-		w.mu.Lock()
-		defer w.mu.Unlock()
+		o.mu.Lock()
+		defer o.mu.Unlock()
 		o.worst = max(o.worst, down)
-		if len(w.running(host)) == 0 && !slices.Contains(o.order, host) {
+		if len(w.Running(host)) == 0 && !slices.Contains(o.order, host) {
 			o.order = append(o.order, host)
 		}
 	}
-	w.lab.OnEngineRequest(look)
-	w.lab.OnEngineResponse(look)
+	w.Lab.OnEngineRequest(look)
+	w.Lab.OnEngineResponse(look)
 	return o
 }
 
 func (w *world) inspect(id string) map[string]any {
 	w.Helper()
-	raw, err := w.host(id).Engine().Inspect(w.host(id).Spec().Container)
+	raw, err := w.Host(id).Engine().Inspect(w.Host(id).Spec().Container)
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -70,11 +72,11 @@ func (w *world) inspect(id string) map[string]any {
 func TestGoodRoll(t *testing.T) {
 	inLab(t, lab.Config{}, func(t *testing.T, w *world) {
 		before := map[string]map[string]any{}
-		for _, id := range w.ids() {
+		for _, id := range w.IDs() {
 			before[id] = w.inspect(id)
 			// Older archives: the newest five are kept.
 			for _, day := range []string{"01", "02", "03", "04", "05", "06"} {
-				path := filepath.Join(w.host(id).Root(), "root/qnet-logs", w.host(id).Spec().Container+"-pre-199901"+day+"T000000Z.log.gz")
+				path := filepath.Join(w.Host(id).Root(), "root/qnet-logs", w.Host(id).Spec().Container+"-pre-199901"+day+"T000000Z.log.gz")
 				if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 					t.Fatal(err)
 				}
@@ -90,10 +92,10 @@ func TestGoodRoll(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if down.worst != 1 || !slices.Equal(down.order, w.ids()) {
+		if down.worst != 1 || !slices.Equal(down.order, w.IDs()) {
 			t.Errorf("stopped in order %v, at worst %d down; want one by one by id", down.order, down.worst)
 		}
-		for _, id := range w.ids() {
+		for _, id := range w.IDs() {
 			w.runs(id, "v2")
 			w.allPassed(nodeOf(doc, id))
 			w.archived(id, 5)
@@ -102,17 +104,17 @@ func TestGoodRoll(t *testing.T) {
 				t.Errorf("%s: height %d after %d: its data did not survive", id, w.heights()[id], height[id])
 			}
 		}
-		if ops := tool.operations(); len(ops) != 1 || ops[0].State != journal.Done || len(ops[0].Unsettled()) > 0 {
+		if ops := tool.Operations(); len(ops) != 1 || ops[0].State != journal.Done || len(ops[0].Unsettled()) > 0 {
 			t.Errorf("journal %+v", ops)
 		}
 		w.healthy("v2")
-		w.clean()
+		w.Clean()
 	})
 }
 
 func (w *world) heights() map[string]uint64 {
 	out := map[string]uint64{}
-	for _, n := range w.lab.Status(w.Context()).Nodes {
+	for _, n := range w.Lab.Status(w.Context()).Nodes {
 		if n.Height != nil {
 			out[n.ID] = *n.Height
 		}
@@ -136,7 +138,7 @@ func (w *world) allPassed(n rolling.NodeResult) {
 // archived asserts that the old log is among the archives and how many are kept.
 func (w *world) archived(id string, want int) {
 	w.Helper()
-	found, err := filepath.Glob(filepath.Join(w.host(id).Root(), "root/qnet-logs", w.host(id).Spec().Container+"-pre-*.log.gz"))
+	found, err := filepath.Glob(filepath.Join(w.Host(id).Root(), "root/qnet-logs", w.Host(id).Spec().Container+"-pre-*.log.gz"))
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -194,22 +196,7 @@ func setDiff(old, fresh any) (gone, added []string) {
 // healthy asserts that the whole fleet is and that every fence is released.
 func (w *world) healthy(tag string) {
 	w.Helper()
-	tool := w.tool()
-	defer tool.exit()
-	var view observe.View
-	var err error
-	for range 40 { // a node that has just rejoined is behind for a moment
-		if view, err = observe.Observe(w.Context(), tool.fleet, observe.Options{}); err != nil {
-			w.Fatal(err)
-		}
-		if view.Verdict == observe.Healthy {
-			break
-		}
-		w.blocks(10)
-	}
-	if view.Verdict != observe.Healthy {
-		w.Errorf("fleet %s: %q", view.Verdict, view.Reasons)
-	}
+	view := w.Healthy()
 	for _, n := range view.Nodes {
 		if tag != "" && (n.Build == nil || *n.Build != lab.BuildID(tag)) {
 			w.Errorf("%s is not of build %s", n.ID, lab.BuildID(tag))
@@ -224,7 +211,7 @@ func (w *world) healthy(tag string) {
 func (w *world) heldFences() []string {
 	w.Helper()
 	var out []string
-	for _, id := range w.ids() {
+	for _, id := range w.IDs() {
 		if rec := w.fenceOf(id); rec != nil && !rec.Released {
 			out = append(out, id)
 		}
@@ -235,7 +222,7 @@ func (w *world) heldFences() []string {
 // fenceOf reads a host's record from its disk; nil where there is none.
 func (w *world) fenceOf(id string) *host.FenceRecord {
 	w.Helper()
-	raw, err := os.ReadFile(filepath.Join(w.host(id).Root(), host.DefaultStateDir, "fence.json"))
+	raw, err := os.ReadFile(filepath.Join(w.Host(id).Root(), host.DefaultStateDir, "fence.json"))
 	if os.IsNotExist(err) {
 		return nil
 	}

@@ -25,17 +25,17 @@ func TestRollChecksGates(t *testing.T) {
 		}
 		old := source("604_800")
 		tool := w.tool()
-		defer tool.exit()
+		defer tool.Exit()
 
 		spec := tool.spec("qnet:v2")
 		spec.Gates = rolling.GatesFromFiles{Old: old, Now: source("14_400")}
-		mark := len(w.lab.Requests())
+		mark := len(w.Lab.Requests())
 		_, err := tool.roll(spec)
-		w.mustRefuse(err, "gates", "too_near")
-		for _, id := range w.ids() {
+		w.MustRefuse(err, "gates", "too_near")
+		for _, id := range w.IDs() {
 			w.runs(id, "v1")
 		}
-		for _, r := range w.lab.Requests()[mark:] {
+		for _, r := range w.Lab.Requests()[mark:] {
 			if r.Method == "POST" && (strings.Contains(r.Path, "/stop") || strings.Contains(r.Path, "/create")) {
 				t.Errorf("a refused roll asked an engine for %s", r)
 			}
@@ -45,7 +45,7 @@ func TestRollChecksGates(t *testing.T) {
 		if _, err := tool.roll(spec); err != nil {
 			t.Fatal(err)
 		}
-		for _, id := range w.ids() {
+		for _, id := range w.IDs() {
 			w.runs(id, "v2")
 		}
 	})

@@ -17,7 +17,7 @@ import (
 // when runs fn once, at the first event of that kind, name and state.
 func (t *tool) when(kind, name, state string, fn func()) {
 	var once sync.Once
-	t.emit = func(e rolling.Event) {
+	t.Emit = func(e rolling.Event) {
 		if e.Kind == kind && e.Name == name && e.State == state {
 			once.Do(fn)
 		}
@@ -71,7 +71,7 @@ func TestInvariant6UnknownHolds(t *testing.T) {
 				if c.words != "" && !strings.Contains(strings.Join(w.saw("002", rolling.KindMilestone, c.at), "\n"), c.words) {
 					t.Errorf("%s never said %q: %q", c.at, c.words, w.saw("002", rolling.KindMilestone, c.at))
 				}
-				w.clean()
+				w.Clean()
 			})
 		})
 	}
@@ -84,10 +84,10 @@ func (w *world) disturb(node, kind, arg string, clear time.Duration) {
 		ids = []string{"001", "003", "004"}
 	}
 	for _, id := range ids {
-		w.inject(id, kind, arg)
+		w.Inject(id, kind, arg)
 	}
 	if clear > 0 {
-		timer := time.AfterFunc(clear, func() { _ = w.lab.Clear("", kind) })
+		timer := time.AfterFunc(clear, func() { _ = w.Lab.Clear("", kind) })
 		w.Cleanup(func() { timer.Stop() })
 	}
 }
@@ -114,14 +114,14 @@ func TestLogLevelTwo(t *testing.T) {
 		if !tool.plan.Node("002").LinesHidden || tool.plan.Node("002").Carried == nil {
 			t.Errorf("plan %+v", tool.plan.Node("002"))
 		}
-		w.clean()
+		w.Clean()
 	})
 }
 
 // producer asks a node itself, past SSH.
 func (w *world) producer(id string) (now string, self string, next bool) {
 	w.Helper()
-	h := w.host(id)
+	h := w.Host(id)
 	resp, err := h.HTTP().Get(h.APIBase() + "/api/v1/producer/status")
 	if err != nil {
 		w.Fatal(err)
@@ -156,9 +156,9 @@ func TestProducerWaitsForItsTurn(t *testing.T) {
 			if i > 1000 {
 				t.Fatal("002 never produced")
 			}
-			w.blocks(1)
+			w.Blocks(1)
 		}
-		w.lab.OnEngineRequest(func(host, method, path string) {
+		w.Lab.OnEngineRequest(func(host, method, path string) {
 			if host == "002" && strings.HasSuffix(path, "/stop") {
 				if now, self, next := w.producer("002"); now == self || next {
 					t.Error("002 was stopped in its turn")
@@ -178,7 +178,7 @@ func TestProducerWaitsForItsTurn(t *testing.T) {
 		if got := w.saw("002", rolling.KindWait, "quorum"); len(got) < 2 {
 			t.Errorf("counts: %q", got)
 		}
-		w.clean()
+		w.Clean()
 	})
 }
 
@@ -188,14 +188,14 @@ func TestInvariant2RestartedNodeDoesNotCount(t *testing.T) {
 	inLab(t, lab.Config{Nodes: 4, Block: fast}, func(t *testing.T, w *world) {
 		tool := w.tool()
 		tool.ready = func() {
-			w.inject("003", "stop", "")
-			if err := w.lab.Clear("003", "stop"); err != nil {
+			w.Inject("003", "stop", "")
+			if err := w.Lab.Clear("003", "stop"); err != nil {
 				t.Fatal(err)
 			}
 		}
 		began := w.heights()["001"]
 		var stopped uint64
-		w.lab.OnEngineRequest(func(host, method, path string) {
+		w.Lab.OnEngineRequest(func(host, method, path string) {
 			if host == "002" && strings.HasSuffix(path, "/stop") {
 				stopped = w.heights()["001"]
 			}
@@ -210,7 +210,7 @@ func TestInvariant2RestartedNodeDoesNotCount(t *testing.T) {
 		if (stopped-1)/90 <= (began-1)/90 {
 			t.Errorf("stopped at height %d, in the window of the restart at %d", stopped, began)
 		}
-		w.clean()
+		w.Clean()
 	})
 }
 
@@ -220,8 +220,8 @@ func TestInvariant2VotersLostAfterTheQuestion(t *testing.T) {
 	inLab(t, lab.Config{Nodes: 6, Block: fast}, func(t *testing.T, w *world) {
 		tool := w.tool()
 		tool.when(rolling.KindStep, "pull", "begun", func() {
-			w.inject("004", "stop", "")
-			w.inject("005", "drop-ssh", "hold") // it votes, but nobody can see it
+			w.Inject("004", "stop", "")
+			w.Inject("005", "drop-ssh", "hold") // it votes, but nobody can see it
 		})
 		_, err := tool.roll(tool.spec("qnet:v2", "001"))
 		w.stopped(err, "001", "check quorum did not pass")
@@ -231,6 +231,6 @@ func TestInvariant2VotersLostAfterTheQuestion(t *testing.T) {
 		if got := w.changes("001", 0); len(got) == 0 || strings.Contains(strings.Join(got, " "), "/stop") {
 			t.Errorf("changes %q", got)
 		}
-		w.clean()
+		w.Clean()
 	})
 }

@@ -1,0 +1,97 @@
+package cutover_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/qnetops/qnetops/cutover"
+	"github.com/qnetops/qnetops/fleet"
+	"github.com/qnetops/qnetops/journal"
+	"github.com/qnetops/qnetops/lab"
+	"github.com/qnetops/qnetops/lab/engine"
+	"github.com/qnetops/qnetops/rolling"
+	"github.com/qnetops/qnetops/rolling/rollingtest"
+)
+
+// The short names that the tests of this package use for what rollingtest has.
+const (
+	fast    = rollingtest.Fast
+	history = rollingtest.History
+)
+
+func names(cs []engine.Summary) string { return rollingtest.Names(cs) }
+
+// world is a fleet in memory with what the tests of a cut-over ask of it.
+type world struct {
+	*rollingtest.World
+	lab *lab.Lab
+	dir string
+}
+
+// inLab runs fn in a bubble of virtual time with a fleet that seals.
+func inLab(t *testing.T, nodes int, fn func(*testing.T, *world)) {
+	t.Helper()
+	if !testing.Short() {
+		t.Parallel()
+	}
+	rollingtest.InLab(t, config(nodes), func(t *testing.T, w *rollingtest.World) { fn(t, worldOf(w)) })
+}
+
+func config(nodes int) lab.Config { return lab.Config{Nodes: nodes, Block: fast} }
+
+func worldOf(w *rollingtest.World) *world { return &world{World: w, lab: w.Lab, dir: w.Dir} }
+
+func (w *world) host(id string) *lab.Host            { w.Helper(); return w.Host(id) }
+func (w *world) inject(id, kind, arg string)         { w.Helper(); w.Inject(id, kind, arg) }
+func (w *world) ids() []string                       { return w.IDs() }
+func (w *world) tip() uint64                         { return w.Tip() }
+func (w *world) node(id string) engine.Summary       { w.Helper(); return w.Node(id) }
+func (w *world) all(id string) []engine.Summary      { w.Helper(); return w.Nodes(id) }
+func (w *world) clean()                              { w.Helper(); w.Clean() }
+func (w *world) healthy()                            { w.Helper(); w.Healthy() }
+func (w *world) tool() *tool                         { w.Helper(); return w.toolOf(w.Tool()) }
+func (w *world) mustRefuse(e error, c, words string) { w.Helper(); w.MustRefuse(e, c, words) }
+
+// tool is one process of the operator's program, with the commands of cut-overs.
+type tool struct {
+	*rollingtest.Tool
+	w      *world
+	ctx    context.Context
+	cancel context.CancelFunc
+	store  *journal.Store
+	fleet  *fleet.Fleet
+	emit   func(rolling.Event) // a test's hook, before the event is kept
+}
+
+func (w *world) toolOf(p *rollingtest.Tool) *tool {
+	t := &tool{Tool: p, w: w, ctx: p.Ctx, cancel: p.Cancel, store: p.Store, fleet: p.Fleet}
+	p.Emit = func(e rolling.Event) {
+		if t.emit != nil {
+			t.emit(e)
+		}
+	}
+	return t
+}
+
+func (t *tool) kill()              { t.Kill() }
+func (t *tool) exit()              { t.Exit() }
+func (t *tool) op() string         { return t.Op() }
+func (t *tool) unfinished() string { t.w.Helper(); return t.Unfinished() }
+
+// ops is what the commands use.
+func (t *tool) ops(waivers ...rolling.Waiver) *cutover.Operations {
+	return &cutover.Operations{Operations: t.Ops(waivers...)}
+}
+
+func (t *tool) ask(waivers ...rolling.Waiver) cutover.Ask {
+	return cutover.Ask{Hosts: t.fleet.Inventory().IDs(), Waivers: waivers}
+}
+
+// note keeps what leaves the tool.
+func (t *tool) note(what any, err error) error {
+	t.w.Note(what)
+	if err != nil {
+		t.w.Note(err)
+	}
+	return err
+}
