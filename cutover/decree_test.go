@@ -27,30 +27,11 @@ func (t *tool) endorse(seq, target uint64) []node.DecreeSig {
 	return doc.Sigs()
 }
 
-// decree is the command `qnetops decree submit`.
-func (t *tool) decree(ask cutover.DecreeAsk) (cutover.Document, error) {
-	ops := t.ops()
-	if err := ops.Free(t.ctx); err != nil {
-		return cutover.Document{}, err
-	}
-	p, err := ops.ProposeDecree(t.ctx, ask)
-	if err == nil {
-		err = p.Refused()
-	}
-	if err != nil {
-		return cutover.Document{}, t.note(p, err)
-	}
-	doc, err := ops.Decree(t.ctx, ask, p.Plan)
-	return doc, t.note(doc, err)
-}
-
 // anew clears the faults once a node has started anew: before that the votes that
 // were held back would certify what the decree is to prune.
 func (w *world) anew(e rolling.Event) {
 	if e.Kind == rolling.KindWait && e.Name == string(cutover.Verify) && strings.HasPrefix(e.Text, "started anew") {
-		if err := w.lab.Clear("", ""); err != nil {
-			w.Error(err)
-		}
+		w.Clear("", "")
 	}
 }
 

@@ -85,15 +85,6 @@ func (w *world) untouched() {
 	}
 }
 
-// cancelAt interrupts a process when a phase begins.
-func (t *tool) cancelAt(phase cutover.PhaseName) {
-	t.emit = func(e rolling.Event) {
-		if e.Kind == rolling.KindNote && e.Name == string(phase) && e.State == "begun" {
-			t.cancel()
-		}
-	}
-}
-
 // TestAbort: before the first stop everything is taken back; after it abort
 // refuses and says what leads on, and the waiver closes the operation as it stands.
 func TestAbort(t *testing.T) {
@@ -184,11 +175,7 @@ func TestHostAway(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inLab(t, 5, func(t *testing.T, w *world) {
 				tool := w.tool()
-				tool.emit = func(e rolling.Event) {
-					if e.Kind == rolling.KindNote && e.Name == string(cutover.Hold) && e.State == "begun" {
-						w.inject("003", "drop-ssh", "hold")
-					}
-				}
+				tool.when(cutover.Hold, "begun", func() { w.inject("003", "drop-ssh", "hold") })
 				_, err := tool.halt(cutover.HaltAsk{Ask: tool.ask(), Height: w.far(5)})
 				var stopped *rolling.StoppedError
 				if !errors.As(err, &stopped) || !strings.Contains(err.Error(), "held in phase go, not finished: 003: missing") {

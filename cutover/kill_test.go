@@ -10,15 +10,6 @@ import (
 	"github.com/qnetops/qnetops/rolling"
 )
 
-// dieAt makes a process die when a phase comes to a state ("begun", "done").
-func (t *tool) dieAt(phase cutover.PhaseName, state string) {
-	t.emit = func(e rolling.Event) {
-		if e.Kind == rolling.KindNote && e.Name == string(phase) && e.State == state {
-			t.kill()
-		}
-	}
-}
-
 // TestOperatorLostAtEveryBarrier: at each barrier, and at the beginning of each
 // phase, the operator's machine is lost, and the operation is resumed by a process
 // that knows the store alone. It ends as if nothing had happened.

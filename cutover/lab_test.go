@@ -8,7 +8,6 @@ import (
 
 	_ "modernc.org/sqlite" // the journal's store
 
-	"github.com/qnetops/qnetops/cutover"
 	"github.com/qnetops/qnetops/lab"
 	"github.com/qnetops/qnetops/rolling"
 )
@@ -33,40 +32,6 @@ func (w *world) runs(id, tag string) {
 		slices.ContainsFunc(c.Env, func(e string) bool { return strings.HasPrefix(e, "QNET_HALT_HEIGHT=") }) {
 		w.Errorf("host %s: %s, want one that runs %s", id, names(got), tag)
 	}
-}
-
-// halt is the command `qnetops halt --height H`.
-func (t *tool) halt(ask cutover.HaltAsk) (cutover.Document, error) {
-	ops := t.ops()
-	if err := ops.Free(t.ctx); err != nil {
-		return cutover.Document{}, err
-	}
-	p, err := ops.ProposeHalt(t.ctx, ask)
-	if err == nil {
-		err = p.Refused()
-	}
-	if err != nil {
-		return cutover.Document{}, t.note(p, err)
-	}
-	doc, err := ops.Halt(t.ctx, ask, p.Plan)
-	return doc, t.note(doc, err)
-}
-
-// release is the command `qnetops halt release IMAGE`.
-func (t *tool) release(ask cutover.ReleaseAsk) (cutover.Document, error) {
-	ops := t.ops()
-	if err := ops.Free(t.ctx); err != nil {
-		return cutover.Document{}, err
-	}
-	p, err := ops.ProposeRelease(t.ctx, ask)
-	if err == nil {
-		err = p.Refused()
-	}
-	if err != nil {
-		return cutover.Document{}, t.note(p, err)
-	}
-	doc, err := ops.ReleaseHalt(t.ctx, ask, p.Plan)
-	return doc, t.note(doc, err)
 }
 
 // far is a height that leaves time to arm n nodes.

@@ -1,15 +1,10 @@
 package cutover_test
 
 import (
-	"context"
 	"testing"
 
-	"github.com/qnetops/qnetops/cutover"
-	"github.com/qnetops/qnetops/fleet"
-	"github.com/qnetops/qnetops/journal"
 	"github.com/qnetops/qnetops/lab"
 	"github.com/qnetops/qnetops/lab/engine"
-	"github.com/qnetops/qnetops/rolling"
 	"github.com/qnetops/qnetops/rolling/rollingtest"
 )
 
@@ -51,47 +46,3 @@ func (w *world) clean()                              { w.Helper(); w.Clean() }
 func (w *world) healthy()                            { w.Helper(); w.Healthy() }
 func (w *world) tool() *tool                         { w.Helper(); return w.toolOf(w.Tool()) }
 func (w *world) mustRefuse(e error, c, words string) { w.Helper(); w.MustRefuse(e, c, words) }
-
-// tool is one process of the operator's program, with the commands of cut-overs.
-type tool struct {
-	*rollingtest.Tool
-	w      *world
-	ctx    context.Context
-	cancel context.CancelFunc
-	store  *journal.Store
-	fleet  *fleet.Fleet
-	emit   func(rolling.Event) // a test's hook, before the event is kept
-}
-
-func (w *world) toolOf(p *rollingtest.Tool) *tool {
-	t := &tool{Tool: p, w: w, ctx: p.Ctx, cancel: p.Cancel, store: p.Store, fleet: p.Fleet}
-	p.Emit = func(e rolling.Event) {
-		if t.emit != nil {
-			t.emit(e)
-		}
-	}
-	return t
-}
-
-func (t *tool) kill()              { t.Kill() }
-func (t *tool) exit()              { t.Exit() }
-func (t *tool) op() string         { return t.Op() }
-func (t *tool) unfinished() string { t.w.Helper(); return t.Unfinished() }
-
-// ops is what the commands use.
-func (t *tool) ops(waivers ...rolling.Waiver) *cutover.Operations {
-	return &cutover.Operations{Operations: t.Ops(waivers...)}
-}
-
-func (t *tool) ask(waivers ...rolling.Waiver) cutover.Ask {
-	return cutover.Ask{Hosts: t.fleet.Inventory().IDs(), Waivers: waivers}
-}
-
-// note keeps what leaves the tool.
-func (t *tool) note(what any, err error) error {
-	t.w.Note(what)
-	if err != nil {
-		t.w.Note(err)
-	}
-	return err
-}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/qnetops/qnetops/cutover"
+	"github.com/qnetops/qnetops/lab/simnode"
 	"github.com/qnetops/qnetops/manifest"
 	"github.com/qnetops/qnetops/node"
 	"github.com/qnetops/qnetops/observe"
@@ -29,6 +30,19 @@ func (w *world) stall() {
 		}
 	}
 	time.Sleep(600 * fast)
+}
+
+// soon is a start time that all operators can keep.
+func soon() time.Time { return time.Now().Add(20 * time.Minute) }
+
+// inStalled runs fn with a fleet that has stalled and what a record of it says.
+func inStalled(t *testing.T, fn func(*testing.T, *world, *tool, cutover.RestartValues)) {
+	t.Helper()
+	inLab(t, 6, func(t *testing.T, w *world) {
+		w.stall()
+		tool := w.tool()
+		fn(t, w, tool, tool.values(nil))
+	})
 }
 
 var survivors = []string{"001", "002", "003", "004"}
@@ -89,17 +103,24 @@ func (t *tool) values(change func(m *manifest.Manifest)) cutover.RestartValues {
 	if change != nil {
 		change(&built)
 	}
-	raw, err := json.Marshal(built)
-	if err != nil {
-		t.w.Fatal(err)
-	}
-	image, err := t.w.lab.AddImage("restart", raw)
-	if err != nil {
-		t.w.Fatal(err)
-	}
+	image := t.w.image("restart", built)
 	slices.Sort(alive)
 	return cutover.RestartValues{Record: strings.Repeat("a", 64), Publisher: "ann", Image: strings.TrimSuffix(image.Ref, ":restart") + "@" + image.Digest, Manifest: m,
 		Needed: node.QuorumSize(len(alive)), Remaining: alive, Operators: []string{"ann"}, ArchiveFleet: t.fleet.Inventory().Name, ArchiveHost: "002"}
+}
+
+// image adds an image that was built with a manifest.
+func (w *world) image(tag string, m manifest.Manifest) simnode.AddedImage {
+	w.Helper()
+	raw, err := json.Marshal(m)
+	if err != nil {
+		w.Fatal(err)
+	}
+	image, err := w.lab.AddImage(tag, raw)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return image
 }
 
 // restartAsk is what `qnetops restart execute FOLDER` asks, with a record that
@@ -126,23 +147,6 @@ func (t *tool) restartAsk(v cutover.RestartValues, at time.Time) cutover.Restart
 		return check, err
 	}
 	return ask
-}
-
-// restart is the command `qnetops restart execute`.
-func (t *tool) restart(ask cutover.RestartAsk) (cutover.Document, error) {
-	ops := t.ops()
-	if err := ops.Free(t.ctx); err != nil {
-		return cutover.Document{}, err
-	}
-	p, err := ops.ProposeRestart(t.ctx, ask)
-	if err == nil {
-		err = p.Refused()
-	}
-	if err != nil {
-		return cutover.Document{}, t.note(p, err)
-	}
-	doc, err := ops.ExecuteRestart(t.ctx, ask, p.Plan)
-	return doc, t.note(doc, err)
 }
 
 // dataFiles lists every file below the folders that hold the data of a host and
@@ -189,12 +193,7 @@ func (t *tool) onNewChain(v cutover.RestartValues, ids []string) {
 }
 
 func TestRestartFromStallToFinality(t *testing.T) {
-	inLab(t, 6, func(t *testing.T, w *world) {
-		w.T = t
-		w.stall()
-		tool := w.tool()
-		defer tool.exit()
-		v := tool.values(nil)
+	inStalled(t, func(t *testing.T, w *world, tool *tool, v cutover.RestartValues) {
 		doc, err := tool.restart(tool.restartAsk(v, time.Now().Add(20*time.Minute)))
 		if err != nil {
 			t.Fatalf("%+v\n%v", doc, err)
@@ -232,11 +231,7 @@ func keysOf(m map[string]int64) (out []string) {
 func TestRestartOperatorLostAtEveryBarrier(t *testing.T) {
 	for _, state := range []string{"begun", "done"} {
 		t.Run(state, func(t *testing.T) {
-			inLab(t, 6, func(t *testing.T, w *world) {
-				w.T = t
-				w.stall()
-				tool := w.tool()
-				v := tool.values(nil)
+			inStalled(t, func(t *testing.T, w *world, tool *tool, v cutover.RestartValues) {
 				tool.dieAt(cutover.Prepare, state)
 				_, err := tool.restart(tool.restartAsk(v, time.Now().Add(20*time.Minute)))
 				w.lost(tool, err, state, cutover.Hold, cutover.Data, cutover.Go, cutover.Verify, cutover.Release)
@@ -254,11 +249,7 @@ func TestRestartOperatorLostAtEveryBarrier(t *testing.T) {
 func TestRestartTakenBack(t *testing.T) {
 	for _, phase := range []cutover.PhaseName{cutover.Prepare, cutover.Hold, cutover.Data} {
 		t.Run(string(phase), func(t *testing.T) {
-			inLab(t, 6, func(t *testing.T, w *world) {
-				w.T = t
-				w.stall()
-				tool := w.tool()
-				v := tool.values(nil)
+			inStalled(t, func(t *testing.T, w *world, tool *tool, v cutover.RestartValues) {
 				before := map[string]map[string]int64{}
 				for _, id := range survivors {
 					before[id] = w.dataFiles(id)
@@ -292,17 +283,10 @@ func TestRestartTakenBack(t *testing.T) {
 // TestRestartWithOneHostDead: a host that dies under way is passed by where the
 // others reach the threshold, and named.
 func TestRestartWithOneHostDead(t *testing.T) {
-	inLab(t, 6, func(t *testing.T, w *world) {
-		w.T = t
-		w.stall()
-		tool := w.tool()
-		defer tool.exit()
-		v := tool.values(nil)
-		tool.emit = func(e rolling.Event) {
-			if e.Kind == rolling.KindNote && e.Name == string(cutover.Hold) && e.State == "begun" {
-				w.inject("004", "drop-ssh", "hold")
-			}
-		}
+	inStalled(t, func(t *testing.T, w *world, tool *tool, v cutover.RestartValues) {
+		tool.when(cutover.Hold, "begun", func() {
+			w.inject("004", "drop-ssh", "hold")
+		})
 		doc, err := tool.restart(tool.restartAsk(v, time.Now().Add(20*time.Minute)))
 		if err != nil || doc.Outcome != rolling.OutcomeDone {
 			t.Fatalf("%+v\n%v", doc, err)
@@ -323,18 +307,11 @@ func TestRestartWithOneHostDead(t *testing.T) {
 // TestRestartHoldsWithoutThreshold: with two hosts gone too few identities are
 // left; nothing is set aside and nothing started, and it can be taken back.
 func TestRestartHoldsWithoutThreshold(t *testing.T) {
-	inLab(t, 6, func(t *testing.T, w *world) {
-		w.T = t
-		w.stall()
-		tool := w.tool()
-		defer tool.exit()
-		v := tool.values(nil)
-		tool.emit = func(e rolling.Event) {
-			if e.Kind == rolling.KindNote && e.Name == string(cutover.Hold) && e.State == "begun" {
-				w.inject("003", "drop-ssh", "hold")
-				w.inject("004", "drop-ssh", "hold")
-			}
-		}
+	inStalled(t, func(t *testing.T, w *world, tool *tool, v cutover.RestartValues) {
+		tool.when(cutover.Hold, "begun", func() {
+			w.inject("003", "drop-ssh", "hold")
+			w.inject("004", "drop-ssh", "hold")
+		})
 		_, err := tool.restart(tool.restartAsk(v, time.Now().Add(20*time.Minute)))
 		if err == nil || !strings.Contains(err.Error(), "held in phase hold") || !strings.Contains(err.Error(), "003: missing") {
 			t.Fatalf("got %v", err)
@@ -351,7 +328,6 @@ func TestRestartHoldsWithoutThreshold(t *testing.T) {
 // with which code; nothing but the archive host was started.
 func TestMalformedManifestIsReported(t *testing.T) {
 	inLab(t, 6, func(t *testing.T, w *world) {
-		w.T = t
 		w.stall()
 		tool := w.tool()
 		defer tool.exit()
@@ -371,12 +347,7 @@ func TestMalformedManifestIsReported(t *testing.T) {
 // TestWrongHashIsLatched: a node that shows another K than the record is stopped
 // for good, a resume leaves it so, and only its name lets it go on.
 func TestWrongHashIsLatched(t *testing.T) {
-	inLab(t, 6, func(t *testing.T, w *world) {
-		w.T = t
-		w.stall()
-		tool := w.tool()
-		defer tool.exit()
-		v := tool.values(nil)
+	inStalled(t, func(t *testing.T, w *world, tool *tool, v cutover.RestartValues) {
 		v.Manifest.Restart.ResumeMBHash[0] ^= 1
 		down := func(when string) {
 			t.Helper()
@@ -407,13 +378,8 @@ func TestWrongHashIsLatched(t *testing.T) {
 
 // TestRestartRefused: what is not ready is refused with nothing changed.
 func TestRestartRefused(t *testing.T) {
-	inLab(t, 6, func(t *testing.T, w *world) {
-		w.T = t
-		w.stall()
-		tool := w.tool()
-		defer tool.exit()
-		v := tool.values(nil)
-		soon := time.Now().Add(20 * time.Minute)
+	inStalled(t, func(t *testing.T, w *world, tool *tool, v cutover.RestartValues) {
+		soon := soon()
 		for _, c := range []struct {
 			check, words string
 			change       func(a *cutover.RestartAsk)

@@ -40,33 +40,10 @@ func (w *world) unsealed(n int) uint64 {
 
 // heal takes every fault back when a phase of a rollback begins.
 func (w *world) heal(t *tool, phase cutover.PhaseName) {
-	t.emit = func(e rolling.Event) {
-		if e.Kind == rolling.KindNote && e.Name == string(phase) && e.State == "begun" {
-			if err := w.lab.Clear("", ""); err != nil {
-				w.Error(err)
-			}
-		}
-	}
+	t.when(phase, "begun", func() { w.Clear("", "") })
 }
 
 var needed = rolling.Waiver{Check: "fleet", Reason: "the lag is short in a test"}
-
-// rollback is the command `qnetops rollback`.
-func (t *tool) rollback(ask cutover.RollbackAsk) (cutover.Document, error) {
-	ops := t.ops()
-	if err := ops.Free(t.ctx); err != nil {
-		return cutover.Document{}, err
-	}
-	p, err := ops.ProposeRollback(t.ctx, ask)
-	if err == nil {
-		err = p.Refused()
-	}
-	if err != nil {
-		return cutover.Document{}, t.note(p, err)
-	}
-	doc, err := ops.Rollback(t.ctx, ask, p.Plan)
-	return doc, t.note(doc, err)
-}
 
 // unarmed asserts that one container is left on each host, that it runs with the
 // policy it had, and carries no rollback variable.
@@ -237,21 +214,12 @@ func TestRollbackAfterTheOperatorDied(t *testing.T) {
 				inLab(t, 5, func(t *testing.T, w *world) {
 					w.unsealed(130)
 					tool := w.tool()
-					heal := func(e rolling.Event) {
-						if e.Kind == rolling.KindNote && e.Name == string(cutover.Go) && e.State == "begun" {
-							_ = w.lab.Clear("", "")
-						}
-					}
-					tool.emit = func(e rolling.Event) {
-						heal(e)
-						if e.Kind == rolling.KindNote && e.Name == string(phase) && e.State == end {
-							tool.kill()
-						}
-					}
+					w.heal(tool, cutover.Go)
+					tool.dieAt(phase, end)
 					_, _ = tool.rollback(cutover.RollbackAsk{Ask: tool.ask(needed)})
 					tool.exit()
 					tool = w.tool()
-					tool.emit = heal
+					w.heal(tool, cutover.Go)
 					id := tool.unfinished()
 					if id == "" {
 						t.Fatal("nothing to resume")
@@ -280,11 +248,7 @@ func TestRollbackTakenBack(t *testing.T) {
 					before[id] = w.node(id).ID
 				}
 				tool := w.tool()
-				tool.emit = func(e rolling.Event) {
-					if e.Kind == rolling.KindNote && e.Name == string(phase) && e.State == "done" {
-						tool.kill()
-					}
-				}
+				tool.dieAt(phase, "done")
 				_, _ = tool.rollback(cutover.RollbackAsk{Ask: tool.ask(needed)})
 				tool.exit()
 				tool = w.tool()
@@ -319,11 +283,7 @@ func TestRollbackWithOneHostDead(t *testing.T) {
 	inLab(t, 5, func(t *testing.T, w *world) {
 		w.unsealed(130)
 		tool := w.tool()
-		tool.emit = func(e rolling.Event) {
-			if e.Kind == rolling.KindNote && e.Name == string(cutover.Hold) && e.State == "begun" {
-				w.inject("005", "drop-ssh", "hold")
-			}
-		}
+		tool.when(cutover.Hold, "begun", func() { w.inject("005", "drop-ssh", "hold") })
 		doc, err := tool.rollback(cutover.RollbackAsk{Ask: tool.ask(needed)})
 		var stopped *rolling.StoppedError
 		if !errors.As(err, &stopped) || !strings.Contains(err.Error(), "held in phase hold") || !strings.Contains(err.Error(), "005: missing") {
@@ -335,13 +295,7 @@ func TestRollbackWithOneHostDead(t *testing.T) {
 		}
 		tool.exit()
 		tool = w.tool()
-		tool.emit = func(e rolling.Event) {
-			if e.Kind == rolling.KindNote && e.Name == string(cutover.Go) && e.State == "begun" {
-				for _, id := range []string{"002", "003"} {
-					_ = w.lab.Clear(id, "")
-				}
-			}
-		}
+		tool.when(cutover.Go, "begun", func() { w.Clear("002", ""); w.Clear("003", "") })
 		doc, err = tool.ops(rolling.Waiver{Check: "members", Reason: "005 is lost"}).Resume(tool.ctx, stopped.Operation)
 		// Four of five seal, but none of the four may be stopped for the removal.
 		if !errors.As(err, &stopped) || !strings.Contains(err.Error(), "quorum") || doc.Chain == nil || doc.Chain.Verdict != cutover.ChainSealing {

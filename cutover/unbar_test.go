@@ -1,7 +1,6 @@
 package cutover_test
 
 import (
-	"encoding/json"
 	"strings"
 	"testing"
 	"time"
@@ -11,46 +10,38 @@ import (
 	"github.com/qnetops/qnetops/rolling"
 )
 
+// inOpened runs fn with a fleet that has restarted and the wish to let the barred
+// ones back, all nodes at one moment.
+func inOpened(t *testing.T, fn func(t *testing.T, w *world, tool *tool, ask cutover.UnbarAsk, build string)) {
+	t.Helper()
+	inStalled(t, func(t *testing.T, w *world, tool *tool, v cutover.RestartValues) {
+		if _, err := tool.restart(tool.restartAsk(v, soon())); err != nil {
+			t.Fatal(err)
+		}
+		tool.exit()
+		image := w.image("open", manifest.Manifest{Restart: manifest.Restart{Excluded: []string{}}, Pin: v.Manifest.Pin})
+		tool = w.tool()
+		fn(t, w, tool, cutover.UnbarAsk{Ask: cutover.Ask{Hosts: survivors, Skipped: []string{"005", "006"}, At: time.Now().Add(10 * time.Minute).Truncate(time.Second)},
+			Image: image.Ref, Identities: v.Manifest.Restart.Excluded}, image.Build)
+	})
+}
+
 // TestUnbarAtOneMoment: after a restart the fleet changes to an image that keeps
 // the pin and bars nobody, all nodes at the time that was named.
 func TestUnbarAtOneMoment(t *testing.T) {
-	inLab(t, 6, func(t *testing.T, w *world) {
-		w.T = t
-		w.stall()
-		tool := w.tool()
-		defer tool.exit()
-		v := tool.values(nil)
-		if _, err := tool.restart(tool.restartAsk(v, time.Now().Add(20*time.Minute))); err != nil {
-			t.Fatal(err)
-		}
-		raw, err := json.Marshal(manifest.Manifest{Restart: manifest.Restart{Excluded: []string{}}, Pin: v.Manifest.Pin})
-		if err != nil {
-			t.Fatal(err)
-		}
-		image, err := w.lab.AddImage("open", raw)
-		if err != nil {
-			t.Fatal(err)
-		}
-		at := time.Now().Add(10 * time.Minute).Truncate(time.Second)
-		ask := cutover.UnbarAsk{Ask: cutover.Ask{Hosts: survivors, Skipped: []string{"005", "006"}, At: time.Now().Add(-time.Minute)}, Image: image.Ref, Identities: v.Manifest.Restart.Excluded}
-		ops := tool.ops()
-		p, err := ops.ProposeUnbar(tool.ctx, ask)
-		if err != nil {
-			t.Fatal(err)
-		}
-		w.mustRefuse(p.Refused(), "start_time", "ago")
-		ask.At = at
-		if p, err = ops.ProposeUnbar(tool.ctx, ask); err != nil || p.Refused() != nil {
-			t.Fatalf("%v, %v", err, p.Refused())
-		}
-		doc, err := ops.Unbar(tool.ctx, ask, p.Plan)
-		if tool.note(doc, err) != nil || doc.Outcome != rolling.OutcomeDone {
+	inOpened(t, func(t *testing.T, w *world, tool *tool, ask cutover.UnbarAsk, build string) {
+		late := ask
+		late.At = time.Now().Add(-time.Minute)
+		_, err := tool.unbar(late)
+		w.mustRefuse(err, "start_time", "ago")
+		doc, err := tool.unbar(ask)
+		if err != nil || doc.Outcome != rolling.OutcomeDone {
 			t.Fatalf("%+v\n%v", doc, err)
 		}
 		var first, last time.Time
 		for _, id := range survivors {
 			c := w.all(id)
-			if len(c) != 1 || c[0].State != "running" || !strings.Contains(strings.Join(c[0].Env, " "), "QNET_BUILD_ID="+image.Build) {
+			if len(c) != 1 || c[0].State != "running" || !strings.Contains(strings.Join(c[0].Env, " "), "QNET_BUILD_ID="+build) {
 				t.Errorf("%s: %s", id, names(c))
 				continue
 			}
@@ -61,8 +52,8 @@ func TestUnbarAtOneMoment(t *testing.T) {
 				last = s
 			}
 		}
-		if first.Before(at) || last.Sub(first) > time.Minute {
-			t.Errorf("started from %s to %s, named was %s", first, last, at)
+		if first.Before(ask.At) || last.Sub(first) > time.Minute {
+			t.Errorf("started from %s to %s, named was %s", first, last, ask.At)
 		}
 		w.clean()
 	})
