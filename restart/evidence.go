@@ -1,6 +1,7 @@
 package restart
 
 import (
+	"slices"
 	"time"
 
 	"github.com/qnetops/qnetops/node"
@@ -79,6 +80,12 @@ func (h *HostFinding) newest() uint64 {
 		}
 	}
 	return out
+}
+
+// answered says that the node itself gave an answer. The log of a node that is down can be read all the same.
+func (h *HostFinding) answered() bool {
+	return h.NodeID != "" || h.Height != nil || h.Sealed != nil || h.Snapshots != nil || h.Recovery != nil || h.Archive != nil ||
+		slices.ContainsFunc(h.Macroblocks, func(m Macroblock) bool { return m.Held != HeldUnknown })
 }
 
 // RecoveryFinding is node_recoveryStatus.

@@ -135,6 +135,9 @@ func flatReading(h HostFinding, taken time.Time, flat time.Duration) reading {
 	if !h.Reachable {
 		return reading{observe.Unknown, "not reached: " + h.Reason, true}
 	}
+	if !h.answered() {
+		return reading{observe.Unknown, "its node is down: " + h.Reason, true}
+	}
 	mb, why := newestSeal(h)
 	if why != "" {
 		return reading{observe.Unknown, why, false}

@@ -59,6 +59,12 @@ func TestTrigger(t *testing.T) {
 		{"a host is down", 3 * h, func(m *Merged, _ *TriggerInput) {
 			*host(m, 0, 1) = HostFinding{ID: "002", Reason: "no route to host"}
 		}, observe.Pass, ""},
+		{"a node is down, and its log can be read", 3 * h, func(m *Merged, _ *TriggerInput) {
+			*host(m, 0, 1) = HostFinding{ID: "002", Reachable: true, Reason: "connection refused", Lines: []Line{logged(at(-h), "[INFO][BOOT] up")}}
+		}, observe.Pass, ""},
+		{"the only node of an operator is down, and its log can be read", 3 * h, func(m *Merged, _ *TriggerInput) {
+			*host(m, 1, 0) = HostFinding{ID: "003", Reachable: true, Reason: "connection refused", Lines: []Line{rolledBack(at(h))}}
+		}, observe.Unknown, "no host of bob could be reached"},
 		{"all hosts of one operator are down", 3 * h, func(m *Merged, _ *TriggerInput) { *host(m, 1, 0) = HostFinding{ID: "003"} }, observe.Unknown, "no host of bob could be reached"},
 		{"a node answers and its seal is unknown", 3 * h, func(m *Merged, _ *TriggerInput) { host(m, 0, 1).Sealed = nil }, observe.Unknown, "ann/002"},
 		{"its newest macroblock cannot be read", 3 * h, func(m *Merged, _ *TriggerInput) { host(m, 0, 1).Macroblocks[1].Held = HeldUnknown }, observe.Unknown, "last sealed macroblock 500 is not known"},
