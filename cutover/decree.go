@@ -8,7 +8,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/qnetops/qnetops/fleet"
@@ -56,18 +55,15 @@ type DecreeResult struct {
 
 // decree is the Procedure of a decree.
 type decree struct {
-	plan  Plan
-	fleet *fleet.Fleet
-	pulse *chainWatch
-
-	mu      sync.Mutex
-	last    Tally
-	lowest  map[string]uint64
+	*crew
+	pulse   *chainWatch
+	lowest  map[string]uint64 // heights since the start; this and results under the crew's lock
 	results map[string]DecreeResult
 }
 
 func newDecree(plan Plan, f *fleet.Fleet) *decree {
-	return &decree{plan: plan, fleet: f, pulse: &chainWatch{fleet: f}, last: Tally{}, lowest: map[string]uint64{}, results: map[string]DecreeResult{}}
+	return &decree{crew: newCrew(plan, f), pulse: &chainWatch{fleet: f}, lowest: map[string]uint64{},
+		results: map[string]DecreeResult{}}
 }
 
 // Do runs one phase.
@@ -82,8 +78,7 @@ func (d *decree) Do(ctx context.Context, r *Run, phase PhaseName) (t Tally, err 
 	default:
 		return nil, fmt.Errorf("a decree has no phase %s", phase)
 	}
-	d.last = t
-	return t, err
+	return d.keep(t), err
 }
 
 // note writes down where every node stands.
@@ -121,23 +116,14 @@ func (d *decree) accepted(ctx context.Context, r *Run) bool {
 // submit hands the decree over, unless that is known to have happened.
 func (d *decree) submit(ctx context.Context, r *Run) (Tally, error) {
 	if !d.accepted(ctx, r) {
-		if t, err := d.note(ctx, r); err != nil || len(Judge(d.plan.Hosts, t, membersWaived(r))) > 0 {
+		if t, err := d.note(ctx, r); err != nil || len(d.open(r, t)) > 0 {
 			return t, err // a countdown may lie behind: what was true then need not be now
 		}
 		if err := d.post(ctx, r); err != nil {
 			return d.last, err
 		}
 	}
-	t := Tally{}
-	for _, id := range d.plan.Hosts {
-		t.finish(id, "the decree is out")
-	}
-	return t, nil
-}
-
-func membersWaived(r *Run) bool {
-	_, ok := r.Waived("members")
-	return ok
+	return d.all("the decree is out"), nil
 }
 
 func (d *decree) post(ctx context.Context, r *Run) error {
@@ -145,7 +131,8 @@ func (d *decree) post(ctx context.Context, r *Run) error {
 	hst, _ := d.fleet.Inventory().Host(p.Via)
 	req := host.DecreeRequest{Container: hst.Container, Port: hst.APIPort, Seq: p.Seq, Target: p.Target, Sigs: p.Sigs}
 	var answer host.DecreeAnswer
-	err := r.Step(ctx, p.Via, stepDecree, fmt.Sprintf("hand decree %d to the node", p.Seq), func(ctx context.Context, w *host.Writer) (any, error) {
+	err := r.Step(ctx, p.Via, stepDecree, fmt.Sprintf("hand decree %d to the node", p.Seq), func(ctx context.Context,
+		w *host.Writer) (any, error) {
 		var err error
 		answer, err = w.Decree(ctx, req)
 		switch {
@@ -163,11 +150,13 @@ func (d *decree) post(ctx context.Context, r *Run) error {
 		return &rolling.RefusedError{Checks: []observe.Check{{Name: "decree", Verdict: observe.Fail,
 			Reason: fmt.Sprintf("the node of host %s refuses decree %d: %s%s", p.Via, p.Seq, answer.Refused, meaning(answer.Refused))}}}
 	case err != nil && ctx.Err() == nil && errors.Is(err, journal.ErrUnknownOutcome):
-		r.Say(rolling.Event{Node: p.Via, Kind: rolling.KindNote, Name: stepDecree, State: "in_doubt", Text: "the answer was lost; looking whether the nodes start anew"})
+		r.Say(rolling.Event{Node: p.Via, Kind: rolling.KindNote, Name: stepDecree, State: "in_doubt",
+			Text: "the answer was lost; looking whether the nodes start anew"})
 		if err := d.settle(ctx, r); err != nil || d.accepted(ctx, r) {
 			return err
 		}
-		return &rolling.StoppedError{Operation: r.Op.ID(), Node: p.Via, Reason: "the decree did not reach the nodes: none of them has started anew",
+		return &rolling.StoppedError{Operation: r.Op.ID(), Node: p.Via, Reason: "the decree did not reach the nodes: none of " +
+			"them has started anew",
 			Next: fmt.Sprintf("qnetops resume %s sends it again; qnetops abort %s ends it, nothing has happened", r.Op.ID(), r.Op.ID())}
 	}
 	return err
@@ -206,30 +195,24 @@ func (d *decree) settle(ctx context.Context, r *Run) error {
 		if state == journal.StepInDoubt {
 			return &rolling.InDoubtError{Operation: r.Op.ID(), Node: d.plan.Decree.Via, Reason: "whether the decree was taken: " + text}
 		}
-		if err := r.Op.Settle(context.WithoutCancel(ctx), s.ID, state, "looked: "+text, host.DecreeAnswer{Accepted: state == journal.StepDone}); err != nil {
+		if err := r.Op.Settle(context.WithoutCancel(ctx), s.ID, state, "looked: "+text,
+			host.DecreeAnswer{Accepted: state == journal.StepDone}); err != nil {
 			return err
 		}
-		r.Say(rolling.Event{Node: d.plan.Decree.Via, Kind: rolling.KindNote, Name: s.ID, State: string(state), Text: "settled by looking: " + text})
+		r.Say(rolling.Event{Node: d.plan.Decree.Via, Kind: rolling.KindNote, Name: s.ID, State: string(state),
+			Text: "settled by looking: " + text})
 	}
 	return nil
 }
 
 // look waits until the nodes show whether they took the decree.
-func (d *decree) look(ctx context.Context, r *Run) (journal.StepState, string, error) {
-	was := d.before(ctx, r)
-	limit := max(decreeBlocks*d.fleet.Inventory().Block, leastDecree)
-	began := time.Now()
-	for {
-		state, text := judgeDoubt(was, lookAll(ctx, d.fleet, slices.Sorted(maps.Keys(was))), time.Since(began) >= limit)
-		if ctx.Err() != nil || state != journal.StepInDoubt || time.Since(began) >= limit {
-			return state, text, ctx.Err()
-		}
-		select {
-		case <-ctx.Done():
-			return state, text, ctx.Err()
-		case <-time.After(max(d.fleet.Inventory().Block, leastPoll)):
-		}
-	}
+func (d *decree) look(ctx context.Context, r *Run) (state journal.StepState, text string, err error) {
+	was, block := d.before(ctx, r), d.fleet.Inventory().Block
+	err = repeat(ctx, max(block, leastPoll), max(decreeBlocks*block, leastDecree), func(late bool) (bool, error) {
+		state, text = judgeDoubt(was, lookAll(ctx, d.fleet, slices.Sorted(maps.Keys(was))), late)
+		return state != journal.StepInDoubt, ctx.Err()
+	})
+	return state, text, err
 }
 
 // judgeDoubt says whether a decree was taken, from which nodes have started anew:
@@ -266,29 +249,17 @@ func orNone(ids []string) string {
 
 // verify sees every node start anew with its blocks above the target gone, and the
 // chain go on.
-func (d *decree) verify(ctx context.Context, r *Run) (Tally, error) {
+func (d *decree) verify(ctx context.Context, r *Run) (t Tally, err error) {
 	was, away := d.before(ctx, r), passedBy(ctx, r, Prepare, Go)
-	limit := max((decreeBlocks+bootBlocks)*d.fleet.Inventory().Block, leastDecree)
-	began := time.Now()
-	var t Tally
-	for {
-		late := time.Since(began) >= limit
+	block := d.fleet.Inventory().Block
+	err = repeat(ctx, max(block, leastPoll), max((decreeBlocks+bootBlocks)*block, leastDecree), func(late bool) (bool, error) {
 		t = d.round(ctx, r, was, late)
-		waits := false
-		for id, s := range t {
-			_, gone := away[id]
-			waits = waits || !gone && (s.State == Waiting || s.State == Missing)
-		}
-		if ctx.Err() != nil || !waits || late {
-			break
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(max(d.fleet.Inventory().Block, leastPoll)):
-		}
-	}
-	if ctx.Err() != nil || len(Judge(d.plan.Hosts, t, membersWaived(r))) > 0 {
-		return t, ctx.Err()
+		waits := maps.Clone(t)
+		maps.DeleteFunc(waits, func(id string, _ Standing) bool { _, gone := away[id]; return gone })
+		return settledAll(waits), ctx.Err()
+	})
+	if err != nil || len(d.open(r, t)) > 0 {
+		return t, err
 	}
 	var here []string
 	for _, id := range d.plan.Hosts {
@@ -343,9 +314,11 @@ func judgeDecree(target uint64, b before, known bool, s sight, low *uint64, up, 
 	case !known:
 		return Standing{State: Missing, Text: "it is not known where it stood before the decree"}, res
 	case !s.runs():
-		return open(fmt.Sprintf("it ended with exit code %d and has not been started again (restart policy %s)", s.ExitCode, s.Policy)), res
+		return open(fmt.Sprintf("it ended with exit code %d and has not been started again (restart policy %s)", s.ExitCode,
+			s.Policy)), res
 	case !b.restarted(s):
-		return open("it has not started anew: the decree has not reached it, or its certified floor is above the target and it refuses"), res
+		return open("it has not started anew: the decree has not reached it, or its certified floor is above the target and it " +
+			"refuses"), res
 	}
 	res.Restarted = true
 	text := "started anew"
@@ -376,26 +349,21 @@ func (d *decree) Returnable(ctx context.Context, r *Run) error {
 		return nil
 	}
 	return &rolling.RefusedError{Checks: []observe.Check{{Name: "point_of_no_return", Verdict: observe.Fail,
-		Reason: fmt.Sprintf("decree %d is out and the nodes prune by it; qnetops resume %s goes on looking", d.plan.Decree.Seq, r.Op.ID())}}}
+		Reason: fmt.Sprintf("decree %d is out and the nodes prune by it; qnetops resume %s goes on looking", d.plan.Decree.Seq,
+			r.Op.ID())}}}
 }
 
 // Settle settles the request where its outcome is not known.
 func (d *decree) Settle(ctx context.Context, r *Run) error { return d.settle(ctx, r) }
 
 func (d *decree) hosts(ctx context.Context, _ *Run) []HostResult {
-	sights := lookAll(ctx, d.fleet, d.plan.Hosts)
+	out := d.seenResults(ctx)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var out []HostResult
-	for _, id := range d.plan.Hosts {
-		res := HostResult{ID: id, State: Waiting, Text: "not looked at", RestartPolicy: sights[id].Policy, Milestones: []rolling.Milestone{}}
-		if t, known := d.last[id]; known {
-			res.State, res.Text = t.State, t.Text
+	for i := range out {
+		if x, known := d.results[out[i].ID]; known {
+			out[i].Decree = &x
 		}
-		if x, known := d.results[id]; known {
-			res.Decree = &x
-		}
-		out = append(out, res)
 	}
 	return out
 }

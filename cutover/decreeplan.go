@@ -92,7 +92,8 @@ func MergeSigs(lists ...[]node.DecreeSig) []node.DecreeSig {
 // nothing on them. A target below what a host certainly holds certified is refused
 // before anything is signed.
 func Endorse(ctx context.Context, f *fleet.Fleet, ids []string, seq, target uint64) (EndorsementDocument, error) {
-	doc := EndorsementDocument{Schema: EndorsementSchema, Fleet: f.Inventory().Name, Seq: seq, Target: target, Quorum: node.QuorumSize(genesisSize),
+	doc := EndorsementDocument{Schema: EndorsementSchema, Fleet: f.Inventory().Name, Seq: seq, Target: target,
+		Quorum:     node.QuorumSize(genesisSize),
 		Signatures: []Endorsement{}, Missing: []Endorsement{}}
 	view, err := observe.Observe(ctx, f, observe.Options{})
 	if err != nil {
@@ -172,7 +173,8 @@ func genesisSet(ctx context.Context, f *fleet.Fleet, ids []string) []string {
 // NewDecree decides the plan of a decree. It is pure.
 func NewDecree(view observe.View, ask DecreeAsk, genesis []string, members rolling.Arithmetic) Plan {
 	p := base(KindDecree, view.Fleet, ask.Ask)
-	d := &DecreePlan{Seq: ask.Seq, Target: ask.Target, Genesis: append([]string{}, genesis...), Sigs: MergeSigs(ask.Sigs), IDs: nodeIDs(view), Quorum: node.QuorumSize(genesisSize)}
+	d := &DecreePlan{Seq: ask.Seq, Target: ask.Target, Genesis: append([]string{}, genesis...), Sigs: MergeSigs(ask.Sigs),
+		IDs: nodeIDs(view), Quorum: node.QuorumSize(genesisSize)}
 	if len(genesis) > 0 {
 		d.Quorum = node.QuorumSize(len(genesis))
 	}
@@ -182,15 +184,18 @@ func NewDecree(view observe.View, ask DecreeAsk, genesis []string, members rolli
 		}
 	}
 	p.Decree, p.Committee = d, members
-	p.Threshold = Threshold{Rule: fmt.Sprintf("%d signatures of the genesis set, restart policies that bring every node back", d.Quorum), Absent: []string{}}
+	p.Threshold = Threshold{Rule: fmt.Sprintf("%d signatures of the genesis set, restart policies that bring every node back",
+		d.Quorum), Absent: []string{}}
 	if p.At != "" {
 		p.AtPhase = Go
 	}
 	p.Phases = []Phase{
-		{Prepare, "look at every node and note where it stands; its restart policy must start it again", "qnetops abort: nothing has been sent", ""},
+		{Prepare, "look at every node and note where it stands; its restart policy must start it again",
+			"qnetops abort: nothing has been sent", ""},
 		{Go, fmt.Sprintf("hand decree %d to the node of host %s, once; it gossips it", d.Seq, d.Via), "none; qnetops resume goes on",
 			fmt.Sprintf("the request: every node that takes the decree deletes its blocks above %d", d.Target)},
-		{Verify, fmt.Sprintf("every node was restarted, is pruned and has come up; blocks and a new seal within %d block times", stalledBlocks), "none is needed", ""},
+		{Verify, fmt.Sprintf("every node was restarted, is pruned and has come up; blocks and a new seal within %d block times",
+			stalledBlocks), "none is needed", ""},
 	}
 	return p
 }
@@ -218,7 +223,10 @@ func checkSigs(d DecreePlan) observe.Check {
 	}
 	if len(have) < d.Quorum {
 		short := fmt.Sprintf("%d signatures, %d are needed", len(have), d.Quorum)
-		if missing := slices.DeleteFunc(slices.Clone(d.Genesis), func(id string) bool { return slices.Contains(have, id) }); len(missing) > 0 {
+		if missing := slices.DeleteFunc(slices.Clone(d.Genesis), func(id string) bool {
+			return slices.Contains(have,
+				id)
+		}); len(missing) > 0 {
 			short += "; not there: " + strings.Join(missing, ", ")
 		}
 		faults = append(faults, short)
@@ -227,9 +235,11 @@ func checkSigs(d DecreePlan) observe.Check {
 	case len(faults) > 0:
 		c.Verdict, c.Reason = observe.Fail, strings.Join(faults, "; ")
 	case len(d.Genesis) == 0:
-		c.Verdict, c.Reason = observe.Unknown, "no node serves macroblock 1, or nodes name different committees for it, so nobody knows whose signatures count"
+		c.Verdict, c.Reason = observe.Unknown, "no node serves macroblock 1, or nodes name different committees for it, so "+
+			"nobody knows whose signatures count"
 	default:
-		c.Reason = fmt.Sprintf("%d of %d genesis nodes have signed, %d are needed: %s", len(have), len(d.Genesis), d.Quorum, strings.Join(have, ", "))
+		c.Reason = fmt.Sprintf("%d of %d genesis nodes have signed, %d are needed: %s", len(have), len(d.Genesis), d.Quorum,
+			strings.Join(have, ", "))
 	}
 	return c
 }
@@ -237,12 +247,14 @@ func checkSigs(d DecreePlan) observe.Check {
 // checkSeq compares with what this journal knows. The last number that was applied
 // is served nowhere; the node itself refuses one at or below it.
 func checkSeq(seq uint64, last *uint64) observe.Check {
-	c := observe.Check{Name: "decree_seq", Verdict: observe.Pass, Reason: fmt.Sprintf("number %d; the last one applied cannot be read, the node refuses one at or below it", seq)}
+	c := observe.Check{Name: "decree_seq", Verdict: observe.Pass, Reason: fmt.Sprintf("number %d; the last one applied cannot "+
+		"be read, the node refuses one at or below it", seq)}
 	switch {
 	case seq == 0:
 		c.Verdict, c.Reason = observe.Fail, "number 0: the first decree has 1"
 	case last != nil && seq <= *last:
-		c.Verdict, c.Reason = observe.Fail, fmt.Sprintf("number %d: this journal knows of decree %d; take %d or more", seq, *last, *last+1)
+		c.Verdict, c.Reason = observe.Fail, fmt.Sprintf("number %d: this journal knows of decree %d; take %d or more", seq, *last,
+			*last+1)
 	}
 	return c
 }
@@ -257,9 +269,11 @@ func checkComesBack(p Plan, sights map[string]sight) []observe.Check {
 		case !s.Reached:
 			c.Verdict, c.Reason = observe.Unknown, id+" cannot be seen: "+s.Why+"; leave it out by name with --skip "+id
 		case !s.runs():
-			c.Verdict, c.Reason = observe.Fail, fmt.Sprintf("%s is %s: it would not take the decree; start it, or leave it out by name with --skip %s", id, s.State, id)
+			c.Verdict, c.Reason = observe.Fail, fmt.Sprintf("%s is %s: it would not take the decree; start it, or leave it out by "+
+				"name with --skip %s", id, s.State, id)
 		case s.Policy != "always" && s.Policy != "unless-stopped":
-			c.Verdict, c.Reason = observe.Fail, fmt.Sprintf("%s: restart policy %s: the node exits to start anew, and nothing would start it again (docker update --restart always)", id, s.Policy)
+			c.Verdict, c.Reason = observe.Fail, fmt.Sprintf("%s: restart policy %s: the node exits to start anew, and nothing would "+
+				"start it again (docker update --restart always)", id, s.Policy)
 		}
 		out = append(out, c)
 	}
@@ -268,7 +282,8 @@ func checkComesBack(p Plan, sights map[string]sight) []observe.Check {
 
 func checkVia(d DecreePlan) observe.Check {
 	if d.Via == "" {
-		return observe.Check{Name: "via", Verdict: observe.Fail, Reason: "no genesis host whose node answers could be handed the decree"}
+		return observe.Check{Name: "via", Verdict: observe.Fail, Reason: "no genesis host whose node answers could be handed the " +
+			"decree"}
 	}
 	return observe.Check{Name: "via", Verdict: observe.Pass, Reason: "host " + d.Via}
 }
@@ -285,7 +300,8 @@ func (o *Operations) ProposeDecree(ctx context.Context, ask DecreeAsk) (Proposal
 	}
 	members := rolling.New(view, rolling.Inputs{}, rolling.Spec{}).Committee
 	p := Proposal{Plan: NewDecree(view, ask, genesisSet(ctx, o.Fleet, ask.Hosts), members)}
-	p.Checks = slices.Concat(checkStart(ask.At, time.Now()), []observe.Check{checkSeq(ask.Seq, last), checkSigs(*p.Plan.Decree), checkVia(*p.Plan.Decree)},
+	p.Checks = slices.Concat(checkStart(ask.At, time.Now()), []observe.Check{checkSeq(ask.Seq, last), checkSigs(*p.Plan.Decree),
+		checkVia(*p.Plan.Decree)},
 		checkTarget("decree_height", &ask.Target, view, decreeForecasts(view, ask)),
 		[]observe.Check{checkNeeded(view), checkSealedHistory(view)}, checkComesBack(p.Plan, lookAll(ctx, o.Fleet, ask.Hosts)))
 	return p, ctx.Err()

@@ -117,7 +117,8 @@ func (h *halt) timeLeft(ctx context.Context, runner *rolling.Runner, p rolling.N
 			Text: fmt.Sprintf("%d blocks to height %d, %d needed", left, height, need)})
 		return nil
 	}
-	return &TooLateError{Node: p.ID, Height: height, Tip: *tip, Left: left, Need: need, Next: *tip + needBlocks(len(nodes)) + uint64(armed)*rolling.ExpectedNode}
+	return &TooLateError{Node: p.ID, Height: height, Tip: *tip, Left: left, Need: need, Next: *tip + needBlocks(len(nodes)) +
+		uint64(armed)*rolling.ExpectedNode}
 }
 
 // wait looks at all hosts again and again: in hold until the chain has come to
@@ -135,11 +136,10 @@ func (h *halt) wait(ctx context.Context, r *Run, phase PhaseName) (Tally, error)
 		}
 		top := highest(sights)
 		near := top == nil || *top+nearBlocks >= h.plan.Halt.Height
-		_, members := r.Waived("members")
 		switch {
 		case phase == Hold && h.begun(sights, top):
 			return h.passOn(tally), nil
-		case phase != Hold && len(Judge(h.plan.Hosts, tally, members)) == 0:
+		case phase != Hold && len(Judge(h.plan.Hosts, tally, membersWaived(r))) == 0:
 			return tally, nil
 		}
 		if now := fingerprint(tally); now != was {
@@ -152,10 +152,8 @@ func (h *halt) wait(ctx context.Context, r *Run, phase PhaseName) (Tally, error)
 		if !near {
 			every = max(farBlocks*block, leastPoll)
 		}
-		select {
-		case <-ctx.Done():
+		if !wait(ctx, every) {
 			return tally, ctx.Err()
-		case <-time.After(every):
 		}
 	}
 }
@@ -281,7 +279,8 @@ func (h *halt) act(ctx context.Context, r *Run, id string, s sight, todo act) er
 // force journals that a node is stopped without having come to it by itself; that
 // it runs although it has stopped is what the next look acts on.
 func (h *halt) force(ctx context.Context, r *Run, id string, s sight) error {
-	stop := &Stop{Container: s.Container, Armed: h.plan.Halt.Height, Height: *s.Height, At: time.Now().UTC(), Started: s.Started.UTC(), Forced: true}
+	stop := &Stop{Container: s.Container, Armed: h.plan.Halt.Height, Height: *s.Height, At: time.Now().UTC(),
+		Started: s.Started.UTC(), Forced: true}
 	if err := r.Record(ctx, id+"/stopped", fmt.Sprintf("to be stopped at height %d", stop.Height), stop); err != nil {
 		return err
 	}
@@ -310,7 +309,8 @@ func bring(ctx context.Context, r *Run, id, name, title string, req host.StateRe
 	if settle := settleRepeatable(ctx, r, id); settle != nil {
 		return settle
 	}
-	r.Say(rolling.Event{Node: id, Kind: rolling.KindNote, Name: name, State: "failed", Text: err.Error() + "; tried again at the next look"})
+	r.Say(rolling.Event{Node: id, Kind: rolling.KindNote, Name: name, State: "failed", Text: err.Error() +
+		"; tried again at the next look"})
 	return ctx.Err()
 }
 
@@ -335,7 +335,8 @@ func settleRepeatable(ctx context.Context, r *Run, id string) error {
 		if id != "" && of != id || !repeatable(name) {
 			continue
 		}
-		if err := r.Op.Settle(context.WithoutCancel(ctx), s.ID, journal.StepFailed, "it may be done again; the next look decides", nil); err != nil {
+		if err := r.Op.Settle(context.WithoutCancel(ctx), s.ID, journal.StepFailed, "it may be done again; the next look decides",
+			nil); err != nil {
 			return err
 		}
 	}
@@ -361,7 +362,8 @@ func (h *halt) Returnable(ctx context.Context, r *Run) error {
 		return ctx.Err()
 	}
 	c := observe.Check{Name: "point_of_no_return", Verdict: observe.Fail}
-	next := "; the fleet is started again by qnetops halt release IMAGE (with the image it has, if nothing is to change), once this operation has ended: qnetops resume " + r.Op.ID()
+	next := "; the fleet is started again by qnetops halt release IMAGE (with the image it has, if nothing is to change), " +
+		"once this operation has ended: qnetops resume " + r.Op.ID()
 	for _, id := range h.plan.Hosts {
 		if stop, err := h.keep(ctx, r, id, sights[id]); err != nil || stop != nil {
 			c.Reason = id + " has stopped at the halt height: what is armed is not disarmed any more" + next
@@ -373,7 +375,8 @@ func (h *halt) Returnable(ctx context.Context, r *Run) error {
 	case top == nil && r.Touched(ctx):
 		c.Verdict, c.Reason = observe.Unknown, "no node's height can be read, so nobody knows whether the height is ahead"
 	case top != nil && *top >= h.plan.Halt.Height:
-		c.Reason = fmt.Sprintf("the chain is at %d, the halt height is %d: the nodes stop within 30 blocks%s", *top, h.plan.Halt.Height, next)
+		c.Reason = fmt.Sprintf("the chain is at %d, the halt height is %d: the nodes stop within 30 blocks%s", *top,
+			h.plan.Halt.Height, next)
 	default:
 		return nil
 	}

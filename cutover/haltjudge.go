@@ -118,23 +118,30 @@ func judgeEnded(s sight, known *Stop, others bool) (Standing, act) {
 	}
 	switch {
 	case s.Stop != nil && !s.Stop.Flushed:
-		return Standing{State: Failed, Down: true, Text: fmt.Sprintf("stopped at height %d, but its log does not say that the storage was flushed", s.Stop.Height)}, settle
+		return Standing{State: Failed, Down: true, Text: fmt.Sprintf("stopped at height %d, but its log does not say that the "+
+			"storage was flushed", s.Stop.Height)}, settle
 	case s.Stop != nil && s.ExitCode != 0:
-		return Standing{State: Failed, Down: true, Text: fmt.Sprintf("stopped at height %d with exit code %d", s.Stop.Height, s.ExitCode)}, settle
+		return Standing{State: Failed, Down: true, Text: fmt.Sprintf("stopped at height %d with exit code %d", s.Stop.Height,
+			s.ExitCode)}, settle
 	case (s.Stop != nil || known != nil) && settle != actNone:
 		return Standing{State: Waiting, Down: true, Text: "stopped; its restart policy is still " + s.Policy}, settle
 	case s.Stop != nil:
-		return Standing{State: Finished, Down: true, Text: fmt.Sprintf("stopped at height %d, flushed, restart policy %s", s.Stop.Height, s.Policy)}, actNone
+		return Standing{State: Finished, Down: true, Text: fmt.Sprintf("stopped at height %d, flushed, restart policy %s",
+			s.Stop.Height, s.Policy)}, actNone
 	case known != nil && known.Forced:
-		return Standing{State: Finished, Down: true, Text: fmt.Sprintf("was stopped at height %d with exit code %d, for alone it could not stop by itself; restart policy %s",
+		return Standing{State: Finished, Down: true, Text: fmt.Sprintf("was stopped at height %d with exit code %d, for alone it "+
+			"could not stop by itself; restart policy %s",
 			known.Height, s.ExitCode, s.Policy)}, actNone
 	case known != nil:
-		return Standing{State: Finished, Down: true, Text: fmt.Sprintf("stopped at height %d, came back and was stopped again: it may stand higher; restart policy %s",
+		return Standing{State: Finished, Down: true, Text: fmt.Sprintf("stopped at height %d, came back and was stopped again: "+
+			"it may stand higher; restart policy %s",
 			known.Height, s.Policy)}, actNone
 	case others:
-		return Standing{State: Waiting, Down: true, Text: fmt.Sprintf("ended before the height with exit code %d (an engine that restarts does that); it is started again", s.ExitCode)}, actStart
+		return Standing{State: Waiting, Down: true, Text: fmt.Sprintf("ended before the height with exit code %d (an engine that "+
+			"restarts does that); it is started again", s.ExitCode)}, actStart
 	}
-	return Standing{State: Failed, Down: true, Text: fmt.Sprintf("ended with exit code %d and not on its halt height, and no other node runs that it could follow", s.ExitCode)}, settle
+	return Standing{State: Failed, Down: true, Text: fmt.Sprintf("ended with exit code %d and not on its halt height, and no "+
+		"other node runs that it could follow", s.ExitCode)}, settle
 }
 
 // stopOf finds the stop on a halt height in the log of one run: nil when the run

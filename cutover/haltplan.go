@@ -41,7 +41,8 @@ type HaltAsk struct {
 
 func (a HaltAsk) spec() rolling.Spec {
 	return rolling.Spec{Targets: a.Hosts, Skipped: a.Skipped, Waivers: a.Waivers, Arm: &rolling.Arming{
-		OneShot: []host.EnvVar{{Name: host.VarHaltHeight, Value: strconv.FormatUint(a.Height, 10)}}, Policy: host.Policy{Name: policyArmed}}}
+		OneShot: []host.EnvVar{{Name: host.VarHaltHeight, Value: strconv.FormatUint(a.Height,
+			10)}}, Policy: host.Policy{Name: policyArmed}}}
 }
 
 // NewHalt decides the plan of a halt from what was seen. It is pure.
@@ -51,17 +52,21 @@ func NewHalt(view observe.View, in rolling.Inputs, ask HaltAsk) Plan {
 	roll.Kind = "arm"
 	p.Halt = &HaltPlan{Height: ask.Height, Roll: roll, IDs: nodeIDs(view)}
 	p.Committee = roll.Committee
-	p.Threshold = Threshold{Rule: "every committee member of the inventory", Absent: members(p.Committee.Members, p.Hosts, p.Halt.IDs)}
+	p.Threshold = Threshold{Rule: "every committee member of the inventory", Absent: members(p.Committee.Members, p.Hosts,
+		p.Halt.IDs)}
 	if p.At != "" {
 		p.AtPhase = Prepare
 	}
 	p.Phases = []Phase{
-		{Prepare, fmt.Sprintf("arm node by node: the same image with QNET_HALT_HEIGHT=%d and restart policy %s, up to M3", ask.Height, policyArmed),
+		{Prepare, fmt.Sprintf("arm node by node: the same image with QNET_HALT_HEIGHT=%d and restart policy %s, up to M3",
+			ask.Height, policyArmed),
 			"qnetops halt disarm: the old containers are put back one by one, with the policies they had", ""},
 		{Hold, "the armed fleet runs on towards the height", "qnetops halt disarm, as above", ""},
 		{Go, "every node stops by itself at its first poll at or above the height; its restart policy is set to " + policyHalted,
-			"none; qnetops halt release IMAGE starts the fleet again, with the image it has if nothing is to change", "the first node that stops at the height"},
-		{Verify, "every process exited 0 after its flush line, policy " + policyHalted + " read back; stop heights and spread", "none is needed", ""},
+			"none; qnetops halt release IMAGE starts the fleet again, with the image it has if nothing is to " +
+				"change", "the first node that stops at the height"},
+		{Verify, "every process exited 0 after its flush line, policy " + policyHalted + " read back; stop heights and spread",
+			"none is needed", ""},
 	}
 	return p
 }
@@ -97,7 +102,8 @@ func tip(view observe.View) *uint64 {
 }
 
 func checkHeight(p Plan, view observe.View) observe.Check {
-	c := observe.Check{Name: "halt_height", Verdict: observe.Unknown, Reason: "no node's height can be believed, so nobody knows whether there is time to arm"}
+	c := observe.Check{Name: "halt_height", Verdict: observe.Unknown, Reason: "no node's height can be believed, so nobody " +
+		"knows whether there is time to arm"}
 	h, n := p.Halt.Height, len(p.Halt.Roll.Targets())
 	now := tip(view)
 	if now == nil {
@@ -105,13 +111,16 @@ func checkHeight(p Plan, view observe.View) observe.Check {
 	}
 	need := needBlocks(n)
 	c.Verdict = observe.Pass
-	c.Reason = fmt.Sprintf("height %d is %d blocks ahead of the tip %d; %d are needed to arm %d nodes", h, h-min(h, *now), *now, need, n)
+	c.Reason = fmt.Sprintf("height %d is %d blocks ahead of the tip %d; %d are needed to arm %d nodes", h, h-min(h, *now), *now,
+		need, n)
 	switch {
 	case h <= *now:
-		c.Verdict, c.Reason = observe.Fail, fmt.Sprintf("height %d is at or below the tip %d: the first nodes would stop as soon as they are armed; take %d or more",
+		c.Verdict, c.Reason = observe.Fail, fmt.Sprintf("height %d is at or below the tip %d: the first nodes would stop as soon "+
+			"as they are armed; take %d or more",
 			h, *now, *now+need)
 	case h-*now < need:
-		c.Verdict, c.Reason = observe.Fail, fmt.Sprintf("height %d is %d blocks ahead of the tip %d, and %d are needed (2 x %d nodes x %d blocks); take %d or more",
+		c.Verdict, c.Reason = observe.Fail, fmt.Sprintf("height %d is %d blocks ahead of the tip %d, and %d are needed (2 x %d "+
+			"nodes x %d blocks); take %d or more",
 			h, h-*now, *now, need, n, rolling.ExpectedNode, *now+need)
 	}
 	return c
@@ -130,7 +139,8 @@ func checkArmed(p Plan, in rolling.Inputs) []observe.Check {
 		if c.HaltHeight != nil {
 			text += fmt.Sprintf(" (%d)", *c.HaltHeight)
 		}
-		out = append(out, observe.Check{Name: "armed", Verdict: observe.Fail, Reason: text + "; qnetops halt status shows it, qnetops halt disarm removes it"})
+		out = append(out, observe.Check{Name: "armed", Verdict: observe.Fail, Reason: text +
+			"; qnetops halt status shows it, qnetops halt disarm removes it"})
 	}
 	return out
 }
@@ -167,7 +177,8 @@ type TooLateError struct {
 }
 
 func (e *TooLateError) Error() string {
-	return fmt.Sprintf("node %s is not armed: %d blocks are left to height %d from %d, and %d are needed for the nodes still to be armed or to be disarmed",
+	return fmt.Sprintf("node %s is not armed: %d blocks are left to height %d from %d, and %d are needed for the nodes still "+
+		"to be armed or to be disarmed",
 		e.Node, e.Left, e.Height, e.Tip, e.Need)
 }
 

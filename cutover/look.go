@@ -43,7 +43,8 @@ func lookAt(ctx context.Context, f *fleet.Fleet, id string) sight {
 	if err != nil {
 		return sight{Why: err.Error()}
 	}
-	s := sight{Reached: true, Container: c.ID, State: c.State, ExitCode: c.ExitCode, Restarts: c.RestartCount, Policy: c.RestartPolicy,
+	s := sight{Reached: true, Container: c.ID, State: c.State, ExitCode: c.ExitCode, Restarts: c.RestartCount,
+		Policy:  c.RestartPolicy,
 		Retries: c.RestartRetries, Armed: c.HaltHeight, OneShot: c.OneShot, Started: c.StartedAt}
 	if s.runs() {
 		bounded, done := context.WithTimeout(ctx, max(f.Inventory().Block, 2*time.Second))

@@ -199,7 +199,8 @@ func (o *Operations) conclude(ctx context.Context, r *Run, proc kept, doc *Docum
 		if back := r.Back(ctx, proc, late.Error()); back != nil {
 			err = r.end(ctx, errors.Join(back, err))
 		} else {
-			err = &rolling.StoppedError{Operation: r.Op.ID(), Reason: late.Error() + "; what was armed is disarmed again", Next: late.Hint()}
+			err = &rolling.StoppedError{Operation: r.Op.ID(), Reason: late.Error() + "; what was armed is disarmed again",
+				Next: late.Hint()}
 		}
 		o.look(ctx, r, proc, doc)
 		return err
@@ -224,8 +225,9 @@ func (o *Operations) look(ctx context.Context, r *Run, proc kept, doc *Document)
 }
 
 func newDocument(id string, plan Plan) Document {
-	doc := Document{Schema: schemaOf(plan.Kind), Operation: id, Kind: plan.Kind, PlanDigest: plan.Digest(), Outcome: rolling.OutcomeStopped,
-		Phases: []PhaseResult{}, Hosts: []HostResult{}}
+	doc := Document{Schema: schemaOf(plan.Kind), Operation: id, Kind: plan.Kind, PlanDigest: plan.Digest(),
+		Outcome: rolling.OutcomeStopped,
+		Phases:  []PhaseResult{}, Hosts: []HostResult{}}
 	for _, p := range plan.Phases {
 		doc.Phases = append(doc.Phases, PhaseResult{Name: p.Name})
 	}
@@ -294,8 +296,10 @@ func (o *Operations) back(ctx context.Context, r *Run, proc kept, doc *Document,
 	return nil
 }
 
-func (o *Operations) goOn(ctx context.Context, id string, fn func(context.Context, *Run, kept, *Document) error) (Document, error) {
-	doc := Document{Schema: docSchema, Operation: id, Outcome: rolling.OutcomeStopped, Phases: []PhaseResult{}, Hosts: []HostResult{}}
+func (o *Operations) goOn(ctx context.Context, id string, fn func(context.Context, *Run, kept, *Document) error) (Document,
+	error) {
+	doc := Document{Schema: docSchema, Operation: id, Outcome: rolling.OutcomeStopped, Phases: []PhaseResult{},
+		Hosts: []HostResult{}}
 	var plan Plan
 	var proc kept
 	err := o.Continue(ctx, id, func(record journal.Record) (err error) {

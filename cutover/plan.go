@@ -90,7 +90,8 @@ func LoadPlan(raw json.RawMessage, digest string) (Plan, error) {
 		return p, fmt.Errorf("reading the journaled plan: %w", err)
 	}
 	if have := p.Digest(); have != digest {
-		return p, fmt.Errorf("the journaled plan has digest %.12s, its operation names %.12s: it was written by another version or changed", have, digest)
+		return p, fmt.Errorf("the journaled plan has digest %.12s, its operation names %.12s: it was written by another version "+
+			"or changed", have, digest)
 	}
 	return p, nil
 }
@@ -120,7 +121,8 @@ func checkStart(at, now time.Time) []observe.Check {
 	if at.IsZero() || at.After(now) {
 		return nil
 	}
-	return []observe.Check{{Name: "start_time", Verdict: observe.Fail, Reason: fmt.Sprintf("--at %s is %s ago; name a time to come, in UTC",
+	return []observe.Check{{Name: "start_time", Verdict: observe.Fail, Reason: fmt.Sprintf("--at %s is %s ago; name a time to "+
+		"come, in UTC",
 		at.UTC().Format(time.RFC3339), now.Sub(at).Round(time.Second))}}
 }
 
@@ -137,7 +139,8 @@ func members(committee []string, hosts []string, ids map[string]string) []string
 }
 
 func checkMembers(p Plan) observe.Check {
-	c := observe.Check{Name: "members", Verdict: observe.Pass, Reason: fmt.Sprintf("all %d committee members take part", p.Committee.Size)}
+	c := observe.Check{Name: "members", Verdict: observe.Pass, Reason: fmt.Sprintf("all %d committee members take part",
+		p.Committee.Size)}
 	if n := len(p.Threshold.Absent); n > 0 {
 		c.Verdict = observe.Fail
 		c.Reason = fmt.Sprintf("%d of %d committee members take no part: %v", n, p.Committee.Size, p.Threshold.Absent)

@@ -76,14 +76,17 @@ func newReleasePlan(view observe.View, in rolling.Inputs, ask ReleaseAsk, known 
 		rel.Asides[id] = asides(in.Nodes[id].Facts)
 	}
 	rel.Least = min(4, genesisOf(known.Roles))
-	p.Threshold = Threshold{Rule: "every committee member of the inventory", Absent: members(p.Committee.Members, p.Hosts, known.IDs)}
+	p.Threshold = Threshold{Rule: "every committee member of the inventory", Absent: members(p.Committee.Members, p.Hosts,
+		known.IDs)}
 	if p.At != "" {
 		p.AtPhase = Go
 	}
 	p.Phases = []Phase{
-		{Prepare, "pull the image by digest and create every successor, stopped, without QNET_HALT_HEIGHT", "qnetops abort: the successors are removed", ""},
+		{Prepare, "pull the image by digest and create every successor, stopped, without QNET_HALT_HEIGHT",
+			"qnetops abort: the successors are removed", ""},
 		{Hold, "every host is looked at again: halted, its successor ready", "qnetops abort, as above", ""},
-		{Go, "start the successors, genesis hosts first, the others after them", "none; qnetops resume goes on", "the first successor that is started: it may write blocks by new rules"},
+		{Go, "start the successors, genesis hosts first, the others after them", "none; qnetops resume goes on",
+			"the first successor that is started: it may write blocks by new rules"},
 		{Verify, "each node passes M0 to M4", "none; the old containers are kept until every node has passed", ""},
 		{Release, "archive the logs of the old containers and remove them", "none is needed", ""},
 	}
@@ -140,7 +143,8 @@ func checkHalted(p Plan, sights map[string]sight) []observe.Check {
 }
 
 func checkGenesis(p Plan) observe.Check {
-	c := observe.Check{Name: "start_set", Verdict: observe.Pass, Reason: fmt.Sprintf("%d genesis hosts are started first, %d are needed", len(p.Release.First), p.Release.Least)}
+	c := observe.Check{Name: "start_set", Verdict: observe.Pass, Reason: fmt.Sprintf("%d genesis hosts are started first, %d "+
+		"are needed", len(p.Release.First), p.Release.Least)}
 	if len(p.Release.First) < p.Release.Least {
 		c.Verdict = observe.Fail
 		c.Reason += ": with fewer they would wait for each other for ever"
@@ -189,7 +193,8 @@ func checkPolicies(p Plan) []observe.Check {
 
 // known reads from the journal what the newest halt of the fleet recorded.
 func (o *Operations) known(ctx context.Context, ask ReleaseAsk) (releaseInput, error) {
-	in := releaseInput{Policies: map[string]host.Policy{}, Roles: map[string]string{}, Members: rolling.Arithmetic{Members: []string{}}}
+	in := releaseInput{Policies: map[string]host.Policy{}, Roles: map[string]string{},
+		Members: rolling.Arithmetic{Members: []string{}}}
 	for _, h := range o.Fleet.Inventory().Hosts {
 		in.Roles[h.ID] = h.Role
 	}

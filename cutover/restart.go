@@ -7,31 +7,18 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
-	"time"
 
 	"github.com/qnetops/qnetops/fleet"
-	"github.com/qnetops/qnetops/host"
 	"github.com/qnetops/qnetops/journal"
 	"github.com/qnetops/qnetops/node"
-	"github.com/qnetops/qnetops/observe"
 	"github.com/qnetops/qnetops/restart"
 	"github.com/qnetops/qnetops/rolling"
 )
 
 // restarting is the Procedure of the execution of a restart.
-type restarting struct {
-	plan  Plan
-	fleet *fleet.Fleet
+type restarting struct{ *crew }
 
-	mu    sync.Mutex
-	last  Tally
-	nodes map[string]rolling.NodeResult
-}
-
-func newRestart(plan Plan, f *fleet.Fleet) *restarting {
-	return &restarting{plan: plan, fleet: f, last: Tally{}, nodes: map[string]rolling.NodeResult{}}
-}
+func newRestart(plan Plan, f *fleet.Fleet) *restarting { return &restarting{newCrew(plan, f)} }
 
 // Steps of one host beside those of a roll.
 const (
@@ -39,10 +26,11 @@ const (
 	stepCopied   = "copy_data"   // of the archive host
 	stepAside    = "aside_data"  // its data directory is set aside
 	stepBackData = "back_data"   // and put back
-	stepLatched  = "latched"     // it shows another K and stays stopped
+	stepLatched  = "latched"     // it is stopped and stays so until a person clears it
 	stepTrimmed  = "trim_policy" // the archive host has its restart policy back after it was brought to K
 )
 
+// roll is the roll to the release; that of one host's successor is rollOf.
 func (x *restarting) roll(r *Run) *rolling.Runner {
 	runner := r.Session.Runner(x.plan.Restart.Roll)
 	head := x.plan.Restart.Values.Head()
@@ -54,10 +42,16 @@ func (x *restarting) roll(r *Run) *rolling.Runner {
 func (x *restarting) Do(ctx context.Context, r *Run, phase PhaseName) (t Tally, err error) {
 	switch phase {
 	case Prepare:
-		err = x.roll(r).StageAll(ctx)
+		if err := x.stage(ctx, r); err != nil {
+			return nil, err
+		}
 		t = x.all("its successor is ready")
 	case Hold:
-		t, err = x.hold(ctx, r)
+		t, err = x.stopAll(ctx, r, x.plan.Restart.Roll, func(ctx context.Context, id string, s Standing) (Standing,
+			error) {
+			return x.noteHeld(ctx, r, id, s)
+		})
+		t = x.apart(t)
 	case Data:
 		t, err = x.data(ctx, r)
 	case Go:
@@ -69,29 +63,7 @@ func (x *restarting) Do(ctx context.Context, r *Run, phase PhaseName) (t Tally, 
 	default:
 		return nil, fmt.Errorf("a restart has no phase %s", phase)
 	}
-	x.mu.Lock()
-	x.last = t
-	x.mu.Unlock()
-	return t, err
-}
-
-func (x *restarting) all(text string) Tally {
-	t := Tally{}
-	for _, id := range x.plan.Hosts {
-		t.finish(id, "%s", text)
-	}
-	return t
-}
-
-// here are the hosts that still take part: those no barrier was passed without.
-func (x *restarting) here(ctx context.Context, r *Run) (ids []string, away Tally) {
-	away = passedBy(ctx, r, Hold, Data, Go)
-	for _, id := range x.plan.Hosts {
-		if _, gone := away[id]; !gone {
-			ids = append(ids, id)
-		}
-	}
-	return ids, away
+	return x.keep(t), err
 }
 
 // apart lets hosts that cannot be seen go, where the rest reaches the threshold
@@ -116,98 +88,11 @@ func (x *restarting) apart(t Tally) Tally {
 	return t
 }
 
-// hold stops every node, and writes down what its data directory held then.
-func (x *restarting) hold(ctx context.Context, r *Run) (Tally, error) {
-	for round := 1; ; round++ {
-		t, err := x.holdRound(ctx, r)
-		if err != nil || len(Judge(x.plan.Hosts, t, false)) == 0 {
-			return t, err
-		}
-		if round == stopRounds {
-			return x.apart(t), nil
-		}
-		if !wait(ctx, max(x.fleet.Inventory().Block, time.Second)) {
-			return t, ctx.Err()
-		}
-	}
-}
-
-func (x *restarting) holdRound(ctx context.Context, r *Run) (Tally, error) {
-	t, err := x.each(ctx, x.plan.Hosts, Tally{}, func(ctx context.Context, id string) (Standing, error) {
-		s := lookAt(ctx, x.fleet, id)
-		p := x.plan.Restart.Roll.Node(id)
-		if s.Reached && (s.runs() || s.Policy != policyHalted) && p != nil {
-			req := host.StateRequest{Container: p.Container, ExpectID: p.ContainerID, Policy: &host.Policy{Name: policyHalted}, State: host.StateStopped, StopTimeoutSeconds: p.StopTimeout}
-			if err := bring(ctx, r, id, string(actStop), "stop the node and wait for its flush", req); err != nil {
-				return Standing{}, err
-			}
-			s = lookAt(ctx, x.fleet, id)
-		}
-		standing := judgeStopped(s, stepBegun(ctx, r, id, string(actStop)))
-		if standing.State != Finished {
-			return standing, nil
-		}
-		return x.noteHeld(ctx, r, id, standing)
-	})
-	for _, id := range x.plan.Hosts {
-		r.Say(rolling.Event{Node: id, Kind: rolling.KindWait, Name: string(Hold), State: string(t[id].State), Text: t[id].Text})
-	}
-	return t, err
-}
-
-// stepBegun says whether a step of a host was ever begun in this operation.
-func stepBegun(ctx context.Context, r *Run, id, name string) bool {
-	steps, err := r.Op.Steps(context.WithoutCancel(ctx))
-	if err != nil {
-		return true // unknown is not fine
-	}
-	return slices.ContainsFunc(steps, func(s journal.StepRecord) bool {
-		of, what := splitStep(s.ID)
-		return of == id && what == name
-	})
-}
-
-// each does one thing on several hosts at once. What concerns one host is its
-// standing; only what stops the whole operation is an error.
-func (x *restarting) each(ctx context.Context, ids []string, t Tally, do func(context.Context, string) (Standing, error)) (Tally, error) {
-	var (
-		mu   sync.Mutex
-		errs []error
-	)
-	rolling.Each(ctx, ids, func(ctx context.Context, id string) {
-		s, err := do(ctx, id)
-		if err != nil && !ofAll(err) {
-			at := lookAt(context.WithoutCancel(ctx), x.fleet, id)
-			s = Standing{State: Failed, Text: err.Error(), Down: at.Reached && !at.runs()}
-			if !at.Reached {
-				s.State = Missing
-			}
-			err = nil
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		t[id] = s
-		if err != nil {
-			errs = append(errs, fmt.Errorf("host %s: %w", id, err))
-		}
-	})
-	return t, errors.Join(append(errs, ctx.Err())...)
-}
-
-// ofAll says that an error of one host stops the whole operation.
-func ofAll(err error) bool {
-	var (
-		fenced *host.FencedError
-		doubt  *rolling.InDoubtError
-	)
-	return errors.As(err, &fenced) || errors.As(err, &doubt) || errors.Is(err, journal.ErrFenced) || errors.Is(err, context.Canceled)
-}
-
 // start starts the archive host, then the genesis hosts, then the others. Before
 // the first it looks once more that everything is as it was left: a countdown lies
 // in between.
 func (x *restarting) start(ctx context.Context, r *Run) (Tally, error) {
-	here, t := x.here(ctx, r)
+	here, t := x.here(ctx, r, Hold, Data, Go)
 	if !r.Touched(ctx) {
 		if err := x.unmoved(ctx, r, here); err != nil {
 			return t, err
@@ -227,7 +112,10 @@ func (x *restarting) start(ctx context.Context, r *Run) (Tally, error) {
 	}
 	for _, batch := range [][]string{archive, first, later} {
 		var err error
-		if t, err = x.each(ctx, batch, t, func(ctx context.Context, id string) (Standing, error) { return x.startOne(ctx, r, id) }); err != nil {
+		if t, err = x.each(ctx, batch, t, func(ctx context.Context, id string) (Standing, error) {
+			return x.startOne(ctx, r,
+				id)
+		}); err != nil {
 			return t, err
 		}
 		if len(archive) > 0 && t[archive[0]].State != Finished {
@@ -251,7 +139,7 @@ func (x *restarting) waiting(t Tally, text string) Tally {
 // only while the archive host is seen to serve.
 func (x *restarting) startOne(ctx context.Context, r *Run, id string) (Standing, error) {
 	p := x.plan.Restart
-	runner := x.roll(r)
+	runner := x.rollOf(r, id)
 	n := runner.Plan.Node(id)
 	if p.joins(id) && !runner.Swapped(ctx, *n) {
 		if why := x.serves(ctx, p.Archive); why != "" {
@@ -260,11 +148,15 @@ func (x *restarting) startOne(ctx context.Context, r *Run, id string) (Standing,
 	}
 	if err := runner.SwapIn(ctx, *n); err != nil {
 		if code := malformedIn(err); code != "" {
-			return Standing{State: Failed, Down: true, Text: "the node refuses the manifest of the image: " + code + "; the release must be cut anew"}, nil
+			return Standing{State: Failed, Down: true, Text: refusesManifest(code)}, nil
 		}
 		return Standing{}, err
 	}
 	return x.accepted(ctx, r, id)
+}
+
+func refusesManifest(code string) string {
+	return "the node refuses the manifest of the image: " + code + "; the release must be cut anew"
 }
 
 // malformedIn finds the node's refusal in the last lines of a successor that ended
@@ -285,30 +177,40 @@ func malformedIn(err error) string {
 	return lines.Malformed
 }
 
-// accepted waits until the node has said what it makes of its manifest; the
-// archive host must serve, too.
-func (x *restarting) accepted(ctx context.Context, r *Run, id string) (Standing, error) {
-	v, block := x.plan.Restart.Values, x.fleet.Inventory().Block
-	limit := max(bootBlocks*block, leastQuiet)
-	for began := time.Now(); ; {
-		got, latched, err := x.lookNew(ctx, r, id)
-		if latched != nil || err != nil {
-			return *cmp.Or(latched, &Standing{}), err
+// accepted waits until the node has said what it makes of its manifest, and of its
+// rollback where it goes back; the archive host must serve, too.
+func (x *restarting) accepted(ctx context.Context, r *Run, id string) (s Standing, err error) {
+	block := x.fleet.Inventory().Block
+	err = repeat(ctx, max(block, leastPoll), max(bootBlocks*block, leastQuiet), func(bool) (bool, error) {
+		if s, err = x.begins(ctx, r, id); err != nil {
+			return false, err
 		}
-		standing := judgeStarted(v, got)
-		if standing.State == Finished && id == x.plan.Restart.Archive {
-			if why := x.serves(ctx, id); why != "" {
-				standing = Standing{State: Waiting, Text: why}
-			}
-		}
-		r.Say(rolling.Event{Node: id, Kind: rolling.KindWait, Name: string(Go), State: string(standing.State), Text: standing.Text})
-		if standing.State == Finished || standing.State == Failed || time.Since(began) >= limit {
-			return standing, nil
-		}
-		if !wait(ctx, max(block, leastPoll)) {
-			return standing, ctx.Err()
+		x.tell(r, Go, Tally{id: s})
+		return s.State == Finished || s.State == Failed, nil
+	})
+	return s, err
+}
+
+// begins looks once at a node that was just started on the release.
+func (x *restarting) begins(ctx context.Context, r *Run, id string) (Standing, error) {
+	got, latched, err := x.lookNew(ctx, r, id)
+	if latched != nil || err != nil {
+		return *cmp.Or(latched, &Standing{}), err
+	}
+	s := judgeStarted(x.plan.Restart.Values, got)
+	if s.State == Finished && x.goesBack(ctx, r, id) {
+		if res, known := x.said(ctx, r, id); known {
+			s.Text += "; " + res.Text
+		} else {
+			s = Standing{State: Waiting, Text: "has not said yet what its rollback did"}
 		}
 	}
+	if s.State == Finished && id == x.plan.Restart.Archive {
+		if why := x.serves(ctx, id); why != "" {
+			s = Standing{State: Waiting, Text: why}
+		}
+	}
+	return s, nil
 }
 
 // judgeStarted says how a node stands that was just started on the release.
@@ -317,13 +219,14 @@ func judgeStarted(v RestartValues, r RestartReading) Standing {
 	case !r.Reached:
 		return Standing{State: Missing, Text: r.Why}
 	case r.Lines.Malformed != "":
-		return Standing{State: Failed, Down: !r.runs(), Text: "the node refuses the manifest of the image: " + r.Lines.Malformed + "; the release must be cut anew"}
+		return Standing{State: Failed, Down: !r.runs(), Text: refusesManifest(r.Lines.Malformed)}
 	case r.Lines.Fatal != "":
 		return Standing{State: Failed, Down: !r.runs(), Text: "the node refuses to start: " + r.Lines.Fatal}
 	case !r.runs():
 		return Standing{State: Failed, Down: true, Text: "its successor ended"}
 	case r.Lines.Active && (r.Lines.Resume != v.K() || r.Lines.Excluded != want):
-		return Standing{State: Failed, Text: fmt.Sprintf("the image resumes from macroblock %d and bars %d, the record says %d and %d", r.Lines.Resume, r.Lines.Excluded, v.K(), want)}
+		return Standing{State: Failed, Text: fmt.Sprintf("the image resumes from macroblock %d and bars %d, the record says %d and %d",
+			r.Lines.Resume, r.Lines.Excluded, v.K(), want)}
 	case !r.Lines.Active:
 		return Standing{State: Waiting, Text: "has not said yet that the manifest is active"}
 	}
@@ -367,46 +270,18 @@ func (x *restarting) Undo(ctx context.Context, r *Run, phase PhaseName) error {
 	case Data:
 		return x.dataBack(ctx, r)
 	case Hold:
-		return x.runAgain(ctx, r)
+		return x.startAgain(ctx, r, x.plan.Restart.Roll)
 	case Prepare:
 		return x.roll(r).DiscardAll(ctx)
 	}
 	return nil
 }
 
-func (x *restarting) runAgain(ctx context.Context, r *Run) error {
-	_, err := x.each(ctx, x.plan.Hosts, Tally{}, func(ctx context.Context, id string) (Standing, error) {
-		p := x.plan.Restart.Roll.Node(id)
-		if !stepBegun(ctx, r, id, string(actStop)) || p == nil {
-			return Standing{State: Finished}, nil
-		}
-		req := host.StateRequest{Container: p.Container, ExpectID: p.ContainerID, Policy: p.Policy, State: host.StateRunning}
-		if err := bring(ctx, r, id, string(actStart), "start the node again as it was", req); err != nil {
-			return Standing{}, err
-		}
-		if s := lookAt(ctx, x.fleet, id); !s.runs() {
-			return Standing{}, &rolling.InDoubtError{Operation: r.Op.ID(), Node: id, Reason: "it does not run again"}
-		}
-		return Standing{State: Finished}, nil
-	})
-	return err
-}
-
 // Returnable looks whether a successor was started anywhere.
 func (x *restarting) Returnable(ctx context.Context, r *Run) error {
-	runner := x.roll(r)
-	var on []string
-	for _, p := range x.plan.Restart.Roll.Targets() {
-		if runner.Swapped(ctx, p) {
-			on = append(on, p.ID)
-		}
-	}
-	if len(on) == 0 {
-		return nil
-	}
-	return &rolling.RefusedError{Checks: []observe.Check{{Name: "point_of_no_return", Verdict: observe.Fail,
-		Reason: fmt.Sprintf("the release was started on %s and may have written blocks of the new chain. Mend what holds it and qnetops resume %s; "+
-			"to close the operation as it stands: --waive point_of_no_return=REASON. What was set aside stays in any case", strings.Join(on, ", "), r.Op.ID())}}}
+	return noReturn(swapped(ctx, x.roll(r)), "the release was started on %s and may have written blocks of the new chain. "+
+		"Mend what holds it and qnetops resume %s; "+
+		"to close the operation as it stands: --waive point_of_no_return=REASON. What was set aside stays in any case", r.Op.ID())
 }
 
 // Settle settles the steps in doubt. Data moves settle by themselves when they are
@@ -418,51 +293,73 @@ func (x *restarting) Settle(ctx context.Context, r *Run) error {
 	}
 	for _, s := range record.Unsettled() {
 		_, name := splitStep(s.ID)
-		if slices.Contains([]string{stepCopied, stepAside, stepBackData, stepStopped, stepLatched}, name) || repeatable(name) {
-			if err := r.Op.Settle(context.WithoutCancel(ctx), s.ID, journal.StepFailed, "it may be done again; the host remembers how far it came", nil); err != nil {
+		if slices.Contains([]string{stepCopied, stepAside, stepBackData, stepStopped, stepLatched, stepRolledBack}, name) ||
+			repeatable(name) {
+			if err := r.Op.Settle(context.WithoutCancel(ctx), s.ID, journal.StepFailed, "it may be done again; the host remembers "+
+				"how far it came", nil); err != nil {
 				return err
 			}
 		}
 	}
-	return x.roll(r).Settle(ctx)
-}
-
-// clear ends the stay of the old containers. What was set aside of their data
-// stays: the operator removes it when nobody needs it any more.
-func (x *restarting) clear(ctx context.Context, r *Run) (Tally, error) {
-	here, away := x.here(ctx, r)
 	runner := x.roll(r)
-	return x.each(ctx, here, away, func(ctx context.Context, id string) (Standing, error) {
-		if _, err := runner.Archive(ctx, *runner.Plan.Node(id)); err != nil {
-			return Standing{}, err
-		}
-		text := "its old container is archived and removed"
-		if h := x.plan.Restart.host(id); h.Way == restart.WayRename {
-			text += "; its old data stays as " + h.Aside
-			if h.Copy != "" {
-				text += " and " + h.Copy
+	if plan, known := x.unsetKnown(ctx, r); known {
+		for i, n := range runner.Plan.Nodes {
+			if later := plan.Node(n.ID); later != nil {
+				runner.Plan.Nodes[i] = *later
 			}
 		}
-		return Standing{State: Finished, Text: text}, nil
-	})
+	}
+	return runner.Settle(ctx)
 }
 
-func (x *restarting) hosts(context.Context, *Run) []HostResult {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	var out []HostResult
-	for _, id := range x.plan.Hosts {
-		res := HostResult{ID: id, State: Waiting, Text: "not begun", Milestones: []rolling.Milestone{}}
-		if t, known := x.last[id]; known {
-			res.State, res.Text = t.State, t.Text
+// clear ends the stay of the old containers, and then of the rollback variable,
+// node by node. What was set aside of their data stays: the operator removes it
+// when nobody needs it any more.
+func (x *restarting) clear(ctx context.Context, r *Run) (Tally, error) {
+	here, away := x.here(ctx, r, Hold, Data, Go)
+	runner := x.roll(r)
+	_, unsetting := x.unsetKnown(ctx, r) // then they are gone, and what is aside now is not of before the restart
+	t, err := x.change(ctx, r, here, away, func(ctx context.Context, id string) (Standing, error) {
+		if !unsetting {
+			if _, err := runner.Archive(ctx, *runner.Plan.Node(id)); err != nil {
+				return Standing{}, err
+			}
 		}
-		if n, known := x.nodes[id]; known {
-			res.Milestones = n.Milestones
+		return Standing{State: Finished, Text: "its old container is archived and removed" + x.left(ctx, r, id)}, nil
+	})
+	if err != nil || len(x.open(r, t)) > 0 {
+		return t, err
+	}
+	return t, x.unset(ctx, r, here, false)
+}
+
+// left says what stays of a host's old data.
+func (x *restarting) left(ctx context.Context, r *Run, id string) string {
+	h := x.plan.Restart.host(id)
+	text := ""
+	if r.Result(ctx, id+"/"+stepAside) != nil {
+		text += "; its old data stays as " + h.Aside
+	}
+	if r.Result(ctx, id+"/"+stepCopied) != nil {
+		text += " and " + h.Copy
+	}
+	return text
+}
+
+// hosts tells about every host; one that went back has what its node said of that.
+func (x *restarting) hosts(ctx context.Context, r *Run) []HostResult {
+	out := x.results(x.plan.Restart.Roll)
+	for i := range out {
+		h := x.plan.Restart.host(out[i].ID)
+		if h.Way != restart.WayRollback {
+			continue
 		}
-		if p := x.plan.Restart.Roll.Node(id); p != nil && p.NextPolicy != nil && res.State == Finished {
-			res.RestartPolicy = p.NextPolicy.Name
+		if res, known := x.backResult(ctx, r, h.ID); known {
+			out[i].Rollback = &res
 		}
-		out = append(out, res)
+		if h.Policy != nil && r.Passed(ctx, Release) && out[i].State == Finished {
+			out[i].RestartPolicy = h.Policy.Name
+		}
 	}
 	return out
 }

@@ -4,11 +4,8 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"slices"
-	"strings"
-	"time"
+	"maps"
 
 	"github.com/qnetops/qnetops/host"
 	"github.com/qnetops/qnetops/observe"
@@ -37,7 +34,8 @@ func (x *restarting) noteHeld(ctx context.Context, r *Run, id string, s Standing
 	}
 	p := x.plan.Restart.Roll.Node(id)
 	h := heldData{Container: p.ContainerID, Path: inv.Path, Files: inv.Files, Bytes: inv.Bytes, Digest: inv.Digest}
-	return s, r.Record(ctx, id+"/"+stepStopped, fmt.Sprintf("stopped; %s holds %d files, %d bytes", inv.Path, inv.Files, inv.Bytes), h)
+	return s, r.Record(ctx, id+"/"+stepStopped, fmt.Sprintf("stopped; %s holds %d files, %d bytes", inv.Path, inv.Files,
+		inv.Bytes), h)
 }
 
 func (x *restarting) held(ctx context.Context, r *Run, id string) (heldData, bool) {
@@ -75,18 +73,14 @@ func (x *restarting) holds(ctx context.Context, r *Run, id string) string {
 	return ""
 }
 
-// copySeconds is how long one step copies: short enough for a step, and the next
-// one goes on where it ended.
-const copySeconds = 600
-
 // data copies the directory of the archive host, and then sets those of the other
 // hosts aside one after the other, each only while the archive host is shown to
 // hold the state of K.
 func (x *restarting) data(ctx context.Context, r *Run) (Tally, error) {
-	here, t := x.here(ctx, r)
+	here, t := x.here(ctx, r, Hold, Data, Go)
 	p := x.plan.Restart
 	for _, id := range here {
-		if h := p.host(id); h.Copy != "" {
+		if h := p.host(id); id == p.Archive && h.Way == restart.WayRename {
 			s, err := x.copyOne(ctx, r, h)
 			if t[id] = s; err != nil || s.State != Finished {
 				return x.waiting(t, "waits for the copy of "+id), err
@@ -96,7 +90,7 @@ func (x *restarting) data(ctx context.Context, r *Run) (Tally, error) {
 	for _, id := range here {
 		if !p.joins(id) {
 			if _, done := t[id]; !done {
-				t.finish(id, "its data stays as it is")
+				t.finish(id, "%s", x.stays(id))
 			}
 			continue
 		}
@@ -109,65 +103,22 @@ func (x *restarting) data(ctx context.Context, r *Run) (Tally, error) {
 	return x.apart(t), ctx.Err()
 }
 
-// copyOne copies until the copy is whole.
-func (x *restarting) copyOne(ctx context.Context, r *Run, h RestartHost) (Standing, error) {
-	for {
-		done, err := x.move(ctx, r, h, stepCopied, "copy "+h.DataPath+" to "+h.Copy, func(ctx context.Context, w *host.Writer, m host.DataMove, ev func(host.TxEvent)) (host.DataMoved, error) {
-			m.Seconds = copySeconds
-			return w.DataCopy(ctx, m, ev)
-		})
-		if err != nil {
-			return x.standing(ctx, h.ID, err)
-		}
-		text := fmt.Sprintf("%s: %d of %d bytes", h.Copy, done.Bytes, done.Total)
-		r.Say(rolling.Event{Node: h.ID, Kind: rolling.KindWait, Name: string(Data), Text: text})
-		if done.Finished {
-			return Standing{State: Finished, Down: true, Text: "copied to " + text}, nil
-		}
-		if err := ctx.Err(); err != nil {
-			return Standing{State: Waiting, Down: true, Text: text}, err
-		}
+func (x *restarting) stays(id string) string {
+	if x.plan.Restart.host(id).Way == restart.WayRollback {
+		return fmt.Sprintf("its data stays: its node goes back to %d when it starts", x.plan.Restart.Values.Head())
 	}
+	return "its data stays as it is"
 }
 
 func (x *restarting) asideOne(ctx context.Context, r *Run, h RestartHost) (Standing, error) {
 	if why := x.holds(ctx, r, x.plan.Restart.Archive); why != "" {
-		return Standing{State: Waiting, Down: true, Text: "is not set aside: " + why + "; no procedure is known without a host that holds the state"}, ctx.Err()
+		return Standing{State: Waiting, Down: true, Text: "is not set aside: " + why + "; no procedure is known without a host " +
+			"that holds the state"}, ctx.Err()
 	}
-	_, err := x.move(ctx, r, h, stepAside, "set "+h.DataPath+" aside as "+h.Aside, func(ctx context.Context, w *host.Writer, m host.DataMove, ev func(host.TxEvent)) (host.DataMoved, error) {
-		return w.DataAside(ctx, m, ev)
-	})
-	if err != nil {
+	if err := x.aside(ctx, r, h); err != nil {
 		return x.standing(ctx, h.ID, err)
 	}
 	return Standing{State: Finished, Down: true, Text: "set aside as " + h.Aside}, nil
-}
-
-// standing sorts an error of one host: one that stops all is passed on.
-func (x *restarting) standing(ctx context.Context, id string, err error) (Standing, error) {
-	t, err := x.each(ctx, []string{id}, Tally{}, func(context.Context, string) (Standing, error) { return Standing{}, err })
-	return t[id], err
-}
-
-// move is one journaled data move on the container that bears the node's name. It
-// may be asked for again whatever became of it.
-func (x *restarting) move(ctx context.Context, r *Run, h RestartHost, name, title string,
-	do func(context.Context, *host.Writer, host.DataMove, func(host.TxEvent)) (host.DataMoved, error)) (host.DataMoved, error) {
-	var done host.DataMoved
-	s := lookAt(ctx, x.fleet, h.ID)
-	if !s.Reached {
-		return done, errors.New(s.Why)
-	}
-	p := x.plan.Restart.Roll.Node(h.ID)
-	m := x.plan.Restart.move(h, p.Container, s.Container)
-	err := r.Step(ctx, h.ID, name, title, func(ctx context.Context, w *host.Writer) (any, error) {
-		var err error
-		done, err = do(ctx, w, m, func(e host.TxEvent) {
-			r.Say(rolling.Event{Node: h.ID, Kind: rolling.KindTx, Name: e.Step, State: e.State, Text: e.Text})
-		})
-		return done, err
-	})
-	return done, err
 }
 
 // dataBack renames back what was set aside; the copy of the archive host stays.
@@ -177,7 +128,8 @@ func (x *restarting) dataBack(ctx context.Context, r *Run) error {
 		if !x.plan.Restart.joins(id) || !stepBegun(ctx, r, id, stepAside) {
 			return Standing{State: Finished}, nil
 		}
-		_, err := x.move(ctx, r, h, stepBackData, "put "+h.Aside+" back", func(ctx context.Context, w *host.Writer, m host.DataMove, ev func(host.TxEvent)) (host.DataMoved, error) {
+		_, err := x.move(ctx, r, h, stepBackData, "put "+h.Aside+" back", func(ctx context.Context, w *host.Writer, m host.DataMove,
+			ev func(host.TxEvent)) (host.DataMoved, error) {
 			return w.DataBack(ctx, m, ev)
 		})
 		return Standing{State: Finished}, err
@@ -219,7 +171,7 @@ func (x *restarting) unmoved(ctx context.Context, r *Run, here []string) error {
 // brought to K. Then every node passes its milestones, and new macroblocks are
 // sealed without the barred.
 func (x *restarting) verify(ctx context.Context, r *Run) (Tally, error) {
-	here, away := x.here(ctx, r)
+	here, away := x.here(ctx, r, Hold, Data, Go)
 	t, err := x.hashes(ctx, r, here, away)
 	if err != nil || len(x.open(r, t)) > 0 {
 		return t, err
@@ -227,26 +179,17 @@ func (x *restarting) verify(ctx context.Context, r *Run) (Tally, error) {
 	if t, err = x.trim(ctx, r, here, t); err != nil || len(x.open(r, t)) > 0 {
 		return t, err
 	}
-	t, err = x.each(ctx, here, away, func(ctx context.Context, id string) (Standing, error) {
-		runner := x.roll(r)
-		result, err := runner.Watch(ctx, *runner.Plan.Node(id))
-		x.mu.Lock()
-		x.nodes[id] = result
-		x.mu.Unlock()
-		return Standing{State: Finished, Text: "passed M0 to M4"}, err
-	})
+	runner := x.roll(r)
+	runner.Together()
+	t, err = x.change(ctx, r, here, away, func(ctx context.Context, id string) (Standing, error) { return x.watch(ctx, runner, id) })
 	if err != nil || len(x.open(r, t)) > 0 {
 		return t, err
 	}
 	return t, x.sealing(ctx, r, here)
 }
 
-func (x *restarting) open(r *Run, t Tally) []string {
-	_, members := r.Waived("members")
-	return Judge(x.plan.Hosts, t, members)
-}
-
-// sealing asks for what restart verify asks for, as far as own hosts can tell.
+// sealing asks for what restart verify asks for, as far as own hosts can tell. The
+// rollback variable goes after it.
 func (x *restarting) sealing(ctx context.Context, r *Run, here []string) error {
 	doc, err := VerifyRestart(ctx, x.fleet, here, x.plan.Restart.Values, "", nil)
 	if err != nil {
@@ -254,7 +197,8 @@ func (x *restarting) sealing(ctx context.Context, r *Run, here []string) error {
 	}
 	var open []string
 	for _, c := range doc.Checks {
-		if c.Verdict != observe.Pass && c.Name != CheckOperator {
+		later := c.Name == CheckOperator || c.Name == CheckTemp && len(x.plan.Restart.back()) > 0
+		if c.Verdict != observe.Pass && !later {
 			open = append(open, c.Name+" "+string(c.Verdict)+": "+c.Reason)
 		}
 	}
@@ -269,46 +213,20 @@ const joinBlocks = 600
 
 // hashes waits until every node shows K, with the recorded hash. The archive host,
 // which may carry more, is only asked for its hash.
-func (x *restarting) hashes(ctx context.Context, r *Run, here []string, away Tally) (Tally, error) {
+func (x *restarting) hashes(ctx context.Context, r *Run, here []string, away Tally) (t Tally, err error) {
 	v, block := x.plan.Restart.Values, x.fleet.Inventory().Block
-	limit := max(joinBlocks*block, leastQuiet)
-	for began := time.Now(); ; {
-		t, err := x.each(ctx, here, copyTally(away), func(ctx context.Context, id string) (Standing, error) {
+	err = repeat(ctx, max(block, leastPoll), max(joinBlocks*block, leastQuiet), func(bool) (bool, error) {
+		t, err = x.each(ctx, here, maps.Clone(away), func(ctx context.Context, id string) (Standing, error) {
 			got, latched, err := x.lookNew(ctx, r, id)
 			if latched != nil || err != nil {
 				return *cmp.Or(latched, &Standing{}), err
 			}
 			return judgeJoined(v, got, id == x.plan.Restart.Archive), nil
 		})
-		late := time.Since(began) >= limit
-		if err != nil || len(Judge(x.plan.Hosts, t, false)) == 0 || late || settledAll(t) {
-			return x.apart(t), err
-		}
-		for id, s := range t {
-			r.Say(rolling.Event{Node: id, Kind: rolling.KindWait, Name: string(Verify), State: string(s.State), Text: s.Text})
-		}
-		if !wait(ctx, max(block, leastPoll)) {
-			return t, ctx.Err()
-		}
-	}
-}
-
-func copyTally(t Tally) Tally {
-	out := Tally{}
-	for id, s := range t {
-		out[id] = s
-	}
-	return out
-}
-
-// settledAll says that nobody is on his way any more.
-func settledAll(t Tally) bool {
-	for _, s := range t {
-		if s.State == Waiting || s.State == Missing {
-			return false
-		}
-	}
-	return true
+		x.tell(r, Verify, t)
+		return settledAll(t), err
+	})
+	return x.apart(t), err
 }
 
 // judgeJoined says how a node stands on its way to K.
@@ -323,150 +241,4 @@ func judgeJoined(v RestartValues, r RestartReading, archive bool) Standing {
 		return Standing{State: Failed, Text: "carries data above K and failed closed: " + r.oldSide(v)}
 	}
 	return Standing{State: Finished, Text: fmt.Sprintf("shows macroblock %d with the recorded hash", v.K())}
-}
-
-// lookNew looks at a node that was started on the release. One that shows another K
-// is latched, and its standing comes back; one that a person has cleared by its
-// name is started again, and judged anew.
-func (x *restarting) lookNew(ctx context.Context, r *Run, id string) (RestartReading, *Standing, error) {
-	v := x.plan.Restart.Values
-	isLatched := latchOf(ctx, r, id) != ""
-	if isLatched && !cleared(r, id) {
-		return RestartReading{}, &Standing{State: Failed, Down: true, Text: latchedText(r, id)}, nil
-	}
-	if isLatched {
-		p := x.plan.Restart.Roll.Node(id)
-		req := host.StateRequest{Container: p.Container, ExpectID: lookAt(ctx, x.fleet, id).Container, Policy: p.NextPolicy, State: host.StateRunning}
-		if err := bring(ctx, r, id, string(actStart), "start the node that was cleared by name", req); err != nil {
-			return RestartReading{}, nil, err
-		}
-		if err := r.Record(ctx, id+"/"+stepLatched, "cleared by name", latch{}); err != nil {
-			return RestartReading{}, nil, err
-		}
-	}
-	got := readRestartAt(ctx, x.fleet, id, v)
-	if got.wrongHash(v) {
-		s, err := x.latch(ctx, r, id, got)
-		return got, &s, err
-	}
-	return got, nil, nil
-}
-
-// latch is in the journal while a node stays stopped: the hash that it showed.
-// Clearing it writes an empty one.
-type latch struct {
-	Hash string `json:"hash"`
-}
-
-func latchOf(ctx context.Context, r *Run, id string) string {
-	var l latch
-	if raw := r.Result(ctx, id+"/"+stepLatched); raw == nil || json.Unmarshal(raw, &l) != nil {
-		return ""
-	}
-	return l.Hash
-}
-
-// latch stops a node that shows another K, for good: neither its engine nor a
-// resume starts it before a person has cleared it by name.
-func (x *restarting) latch(ctx context.Context, r *Run, id string, got RestartReading) (Standing, error) {
-	p := x.plan.Restart.Roll.Node(id)
-	s := lookAt(ctx, x.fleet, id)
-	req := host.StateRequest{Container: p.Container, ExpectID: s.Container, Policy: &host.Policy{Name: policyHalted}, State: host.StateStopped, StopTimeoutSeconds: p.StopTimeout}
-	if err := bring(ctx, r, id, string(actStop), "stop the node that shows another macroblock K", req); err != nil {
-		return Standing{}, err
-	}
-	err := r.Record(ctx, id+"/"+stepLatched, fmt.Sprintf("shows hash %s", got.HashK), latch{got.HashK.String()})
-	return Standing{State: Failed, Down: true, Text: latchedText(r, id)}, err
-}
-
-func latchedText(r *Run, id string) string {
-	return fmt.Sprintf("shows another macroblock K than the record and was stopped for good; find out why, then clear it by name: "+
-		"qnetops resume %s --waive latched=%s, or go on without it: --waive members=REASON", r.Op.ID(), id)
-}
-
-// cleared says that a person let a latched node go on, by its name.
-func cleared(r *Run, id string) bool {
-	for _, w := range r.Waivers {
-		if w.Check == "latched" && slices.Contains(strings.Split(w.Reason, ","), id) {
-			return true
-		}
-	}
-	return false
-}
-
-// trim brings an archive host that carries blocks above K to K, once another host
-// serves: its directory, which was copied before, is set aside and it joins anew.
-func (x *restarting) trim(ctx context.Context, r *Run, here []string, t Tally) (Tally, error) {
-	h := x.plan.Restart.host(x.plan.Restart.Archive)
-	if h.Copy == "" || h.Way != restart.WayRename || r.Result(ctx, h.ID+"/"+stepTrimmed) != nil {
-		return t, nil
-	}
-	if !stepBegun(ctx, r, h.ID, stepAside) {
-		if why := x.second(ctx, here, h.ID); why != "" {
-			t[h.ID] = Standing{State: Waiting, Text: "keeps its data: " + why}
-			return t, ctx.Err()
-		}
-	}
-	s, err := x.standing(ctx, h.ID, x.trimOne(ctx, r, h))
-	if s.State == Failed || s.State == Missing || err != nil {
-		t[h.ID] = s
-		return t, err
-	}
-	v := x.plan.Restart.Values
-	block := x.fleet.Inventory().Block
-	for began := time.Now(); ; {
-		t[h.ID] = judgeJoined(v, readRestartAt(ctx, x.fleet, h.ID, v), false)
-		if t[h.ID].State != Waiting && t[h.ID].State != Missing || time.Since(began) >= max(joinBlocks*block, leastQuiet) || !wait(ctx, max(block, leastPoll)) {
-			return t, ctx.Err()
-		}
-	}
-}
-
-// second says why no other host is shown to serve the state of K.
-func (x *restarting) second(ctx context.Context, here []string, archive string) string {
-	limit := max(joinBlocks*x.fleet.Inventory().Block, leastQuiet)
-	for began := time.Now(); ; {
-		why := "no other host takes part"
-		for _, id := range here {
-			if id == archive {
-				continue
-			}
-			if why = x.serves(ctx, id); why == "" {
-				return ""
-			}
-		}
-		if time.Since(began) >= limit || !wait(ctx, max(x.fleet.Inventory().Block, leastPoll)) {
-			return why
-		}
-	}
-}
-
-// trimOne stops the archive host, sets its data aside and starts it again. Each of
-// its acts may be repeated.
-func (x *restarting) trimOne(ctx context.Context, r *Run, h RestartHost) error {
-	p := x.plan.Restart.Roll.Node(h.ID)
-	s := lookAt(ctx, x.fleet, h.ID)
-	if !s.Reached {
-		return errors.New(s.Why)
-	}
-	if raw := r.Result(ctx, h.ID+"/"+stepAside); raw == nil {
-		req := host.StateRequest{Container: p.Container, ExpectID: s.Container, Policy: &host.Policy{Name: policyHalted}, State: host.StateStopped, StopTimeoutSeconds: p.StopTimeout}
-		if err := bring(ctx, r, h.ID, string(actStop), "stop the archive host: another one serves", req); err != nil {
-			return err
-		}
-		_, err := x.move(ctx, r, h, stepAside, "set "+h.DataPath+" aside as "+h.Aside, func(ctx context.Context, w *host.Writer, m host.DataMove, ev func(host.TxEvent)) (host.DataMoved, error) {
-			return w.DataAside(ctx, m, ev)
-		})
-		if err != nil {
-			return err
-		}
-	}
-	req := host.StateRequest{Container: p.Container, ExpectID: s.Container, Policy: p.NextPolicy, State: host.StateRunning}
-	if err := bring(ctx, r, h.ID, string(actStart), "start the archive host, which joins anew", req); err != nil {
-		return err
-	}
-	if s := lookAt(ctx, x.fleet, h.ID); s.runs() {
-		return r.Record(ctx, h.ID+"/"+stepTrimmed, "the archive host was brought to K", map[string]string{"aside": h.Aside, "copy": h.Copy})
-	}
-	return errors.New("the archive host does not run again")
 }

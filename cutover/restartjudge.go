@@ -39,43 +39,6 @@ type RestartReading struct {
 	Asides []string `json:"asides"`
 }
 
-// RestartLines is what the log of the present run says of the release.
-type RestartLines struct {
-	Read bool `json:"read"` // the log was read to its end
-	// Malformed is the code with which the node refuses the manifest; "" where none.
-	Malformed string `json:"malformed"`
-	// Active, Resume and Excluded are of the line manifest_active.
-	Active   bool   `json:"active"`
-	Resume   uint64 `json:"resume_from_mb"`
-	Excluded uint64 `json:"excluded"`
-	// Mismatch are the tags of a node that failed closed on the pin, and Fatal what
-	// else it refused to start for.
-	Mismatch []string `json:"mismatch"`
-	Fatal    string   `json:"fatal,omitempty"`
-}
-
-// pinTags are the refusals of the sync path under a pin (facts 4.7).
-func pinTags() []string { return []string{"v2_ws_pin_mismatch", "v2_below_ws", "v2_qc_defer_anchor"} }
-
-// add takes one line of the log in. A node writes a tag of the last kind while it
-// catches up, too, so it is no mismatch by itself.
-func (l *RestartLines) add(line node.LogLine) {
-	if code, ok := node.MalformedManifest(line); ok {
-		l.Malformed = code
-	}
-	if k, n, ok := node.ManifestActive(line); ok {
-		l.Active, l.Resume, l.Excluded = true, k, n
-	}
-	if node.Fatal(line) && line.Module != "RESTART" {
-		l.Fatal = line.Text
-	}
-	for _, tag := range pinTags() {
-		if strings.Contains(line.Text, tag) && !slices.Contains(l.Mismatch, tag) && tag != "v2_qc_defer_anchor" {
-			l.Mismatch = append(l.Mismatch, tag)
-		}
-	}
-}
-
 // runs says whether a process of the node can exist.
 func (r RestartReading) runs() bool { return sight{State: r.State}.runs() }
 
@@ -183,10 +146,13 @@ func judgeManifest(v RestartValues, after []RestartReading) observe.Check {
 func judgePin(v RestartValues, after []RestartReading) observe.Check {
 	var f finding
 	for _, r := range after {
-		if len(r.Lines.Mismatch) > 0 {
+		switch {
+		case len(r.Lines.Mismatch) > 0:
 			f.fail("%s: %s", r.ID, strings.Join(r.Lines.Mismatch, ", "))
-		} else if !r.Lines.Read {
+		case !r.Lines.Read:
 			f.blank("%s: %s", r.ID, cmp.Or(r.Why, "its log was not read"))
+		case !r.Lines.Whole && !r.follows(v): // one that follows the chain has not failed closed
+			f.blank("%s: its log is too long to be read whole, and it does not follow the chain above macroblock %d", r.ID, v.K())
 		}
 	}
 	return f.check(CheckPin, "no node failed closed on the pin of macroblock %d", v.K())
@@ -239,7 +205,8 @@ func judgeBlocks(v RestartValues, before, after []RestartReading) observe.Check 
 	var f finding
 	up, not := rising(before, after, v.Head(), func(r RestartReading) *uint64 { return r.Height })
 	if len(up) < several(len(after)) || len(after) == 0 {
-		f.fail("heights rise above %d on %d nodes, %d are needed (%s)", v.Head(), len(up), max(1, several(len(after))), strings.Join(not, ", "))
+		f.fail("heights rise above %d on %d nodes, %d are needed (%s)", v.Head(), len(up), max(1, several(len(after))),
+			strings.Join(not, ", "))
 	}
 	return f.check(CheckBlocks, "heights rise above %d on %s", v.Head(), strings.Join(up, ", "))
 }
@@ -248,7 +215,8 @@ func judgeSeals(v RestartValues, before, after []RestartReading) observe.Check {
 	var f finding
 	up, not := rising(before, after, v.K(), func(r RestartReading) *uint64 { return r.Sealed })
 	if len(up) < several(len(after)) || len(after) == 0 {
-		f.fail("new seals above macroblock %d are seen on %d nodes, %d are needed (%s)", v.K(), len(up), max(1, several(len(after))), strings.Join(not, ", "))
+		f.fail("new seals above macroblock %d are seen on %d nodes, %d are needed (%s)", v.K(), len(up), max(1,
+			several(len(after))), strings.Join(not, ", "))
 	}
 	return f.check(CheckSeals, "last_sealed_mb_index rises on %s", strings.Join(up, ", "))
 }
@@ -270,7 +238,8 @@ func judgeEligible(v RestartValues, after []RestartReading) observe.Check {
 	if len(shown) == 0 {
 		f.blank("no node shows the certificate of macroblock %d yet", v.K()+1)
 	}
-	return f.check(CheckEligible, "no barred identity in the eligible set of macroblock %d, shown by %s", v.K()+1, strings.Join(shown, ", "))
+	return f.check(CheckEligible, "no barred identity in the eligible set of macroblock %d, shown by %s", v.K()+1,
+		strings.Join(shown, ", "))
 }
 
 func judgeTips(after []RestartReading, common uint64) observe.Check {

@@ -5,13 +5,19 @@ import (
 	"errors"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/qnetops/qnetops/fleet"
 	"github.com/qnetops/qnetops/host"
 	"github.com/qnetops/qnetops/node"
-	"github.com/qnetops/qnetops/observe"
 	"github.com/qnetops/qnetops/rolling"
+)
+
+// depth says how much of a host is read.
+type depth bool
+
+const (
+	shallow depth = false // the node and its log
+	deep    depth = true  // also what lies beside its data directory
 )
 
 // readRestart looks at every host at once. It only reads.
@@ -19,7 +25,7 @@ func readRestart(ctx context.Context, f *fleet.Fleet, ids []string, v RestartVal
 	out := make([]RestartReading, len(ids))
 	var mu sync.Mutex
 	rolling.Each(ctx, ids, func(ctx context.Context, id string) {
-		r := readRestartAt(ctx, f, id, v)
+		r := readRestartAt(ctx, f, id, v, deep)
 		mu.Lock()
 		defer mu.Unlock()
 		out[slices.Index(ids, id)] = r
@@ -27,45 +33,50 @@ func readRestart(ctx context.Context, f *fleet.Fleet, ids []string, v RestartVal
 	return out
 }
 
-func readRestartAt(ctx context.Context, f *fleet.Fleet, id string, v RestartValues) RestartReading {
-	ctx, cancel := context.WithTimeout(ctx, askLimit)
-	defer cancel()
-	r := RestartReading{ID: id, Digests: []string{}, OneShot: []string{}, Eligible: []string{}, Asides: []string{}, Lines: RestartLines{Mismatch: []string{}}}
-	conn, err := rolling.Reach(ctx, f, id)
-	if err != nil {
-		r.Why = err.Error()
-		return r
-	}
-	c, err := conn.Inspect(ctx)
-	if err != nil {
-		r.Why = err.Error()
+// readRestartAt bounds each part of the look by itself: a host whose log or whose
+// directory takes long still has a node that can be asked.
+func readRestartAt(ctx context.Context, f *fleet.Fleet, id string, v RestartValues, d depth) RestartReading {
+	r := RestartReading{ID: id, Digests: []string{}, OneShot: []string{}, Eligible: []string{}, Asides: []string{},
+		Lines: RestartLines{Mismatch: []string{}}}
+	var conn *fleet.Conn
+	var c host.ContainerFacts
+	bounded(ctx, func(ctx context.Context) {
+		var err error
+		if conn, err = rolling.Reach(ctx, f, id); err == nil {
+			c, err = conn.Inspect(ctx)
+		}
+		r.note(err)
+	})
+	if r.Why != "" {
 		return r
 	}
 	r.Reached, r.State, r.Policy = true, c.State, c.RestartPolicy
 	r.Digests, r.OneShot = append(r.Digests, c.ImageRef), append(r.OneShot, c.OneShot...)
 	r.Digests = append(r.Digests, c.ImageDigests...)
-	r.lines(ctx, conn, c)
-	r.asides(ctx, conn)
+	bounded(ctx, func(ctx context.Context) {
+		err := r.Lines.read(ctx, conn.Engine().Logs, c.Name, c.StartedAt)
+		r.note(err)
+	})
+	if d == deep {
+		bounded(ctx, func(ctx context.Context) { r.asides(ctx, conn) })
+	}
 	if r.runs() {
-		r.node(ctx, conn.Node(), v)
+		bounded(ctx, func(ctx context.Context) { r.node(ctx, conn.Node(), v) })
 	}
 	return r
+}
+
+// bounded runs one look that must not keep the others waiting.
+func bounded(ctx context.Context, fn func(context.Context)) {
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	defer cancel()
+	fn(ctx)
 }
 
 func (r *RestartReading) note(err error) {
 	if err != nil && r.Why == "" {
 		r.Why = err.Error()
 	}
-}
-
-// lines reads the log of the present run, or of the one that ended.
-func (r *RestartReading) lines(ctx context.Context, conn *fleet.Conn, c host.ContainerFacts) {
-	_, err := observe.SawLine(ctx, conn, c.Name, c.StartedAt, func(l node.LogLine) bool {
-		r.Lines.add(l)
-		return false
-	})
-	r.Lines.Read = err == nil
-	r.note(err)
 }
 
 // asides needs the agent; without it nothing is said of what lies beside the data.
@@ -172,14 +183,4 @@ func hashOn(ctx context.Context, f *fleet.Fleet, id string, index uint64) *node.
 		return nil
 	}
 	return h
-}
-
-// wait lets some time pass; false when the context ended.
-func wait(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
-	}
 }

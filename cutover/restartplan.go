@@ -37,12 +37,16 @@ type RestartPlan struct {
 type RestartHost struct {
 	ID     string `json:"id"`
 	NodeID string `json:"node_id"` // "" where it is not known
-	// Way is rename or none (restart.WayRename, restart.WayNone).
+	// Way is rollback, rename or none (restart.WayRollback and so on).
 	Way      string `json:"way"`
 	DataPath string `json:"data_path"`
-	// Aside is where the directory goes, Copy that of the archive host before.
+	// Aside is where the directory goes, Copy that of the archive host before; of a
+	// host of way rollback, where they go if its node refuses.
 	Aside string `json:"aside,omitempty"`
 	Copy  string `json:"copy,omitempty"`
+	// Policy is the restart policy of a host of way rollback once the variable is
+	// gone again; until then it is `no`, for each start would go back once more.
+	Policy *host.Policy `json:"policy,omitempty"`
 }
 
 func (p RestartPlan) host(id string) RestartHost {
@@ -106,7 +110,8 @@ func (a RestartAsk) start() time.Time {
 // spec is that of a roll to the image of the record. The order is by id, so that
 // the moods of a stalled chain do not move it.
 func (a RestartAsk) spec(policies map[string]host.Policy) rolling.Spec {
-	return rolling.Spec{Image: a.Values.Image, Targets: a.Hosts, Skipped: a.Skipped, Waivers: a.Waivers, HoldOnFail: true, KeepOld: true,
+	return rolling.Spec{Image: a.Values.Image, Targets: a.Hosts, Skipped: a.Skipped, Waivers: a.Waivers, HoldOnFail: true,
+		KeepOld:        true,
 		RecoveryHalted: true, Policies: policies}
 }
 
@@ -130,12 +135,14 @@ func NewRestart(view observe.View, in rolling.Inputs, ask RestartAsk, known rest
 		}
 	}
 	roll := rolling.New(view, in, ask.spec(policies))
-	roll.Kind, roll.RecoveryHalted, roll.Committee = "restart", false, rolling.Arithmetic{Members: slices.Clone(ask.Values.Remaining), Size: len(ask.Values.Remaining),
+	roll.Kind, roll.RecoveryHalted = "restart", false
+	roll.Committee = rolling.Arithmetic{Members: slices.Clone(ask.Values.Remaining), Size: len(ask.Values.Remaining),
 		Quorum: ask.Values.Needed, Spare: len(ask.Values.Remaining) - ask.Values.Needed}
 	for i := range roll.Nodes {
 		roll.Nodes[i].Why = "all are started together: the archive host, genesis hosts, the others"
 	}
-	rp := &RestartPlan{Values: ask.Values, Archive: ask.archive(view.Fleet), Roll: roll, First: []string{}, Stamp: ask.StartAt.UTC().Format("20060102T150405Z"), Hosts: []RestartHost{}}
+	rp := &RestartPlan{Values: ask.Values, Archive: ask.archive(view.Fleet), Roll: roll, First: []string{},
+		Stamp: ask.StartAt.UTC().Format("20060102T150405Z"), Hosts: []RestartHost{}}
 	ids := nodeIDs(view)
 	for _, id := range base.Hosts {
 		rp.Hosts = append(rp.Hosts, rp.hostPlan(id, ids[id], in, known))
@@ -146,24 +153,54 @@ func NewRestart(view observe.View, in rolling.Inputs, ask RestartAsk, known rest
 	rp.Others, _ = identities(rp.own(), ask.Ready)
 	rp.Others = append([]string{}, rp.Others...)
 	base.Restart, base.Committee, base.AtPhase = rp, roll.Committee, Go
-	base.Threshold = Threshold{Rule: fmt.Sprintf("%d of the %d identities that are not barred, and the archive host", ask.Values.Needed, len(ask.Values.Remaining)),
+	base.Threshold = Threshold{Rule: fmt.Sprintf("%d of the %d identities that are not barred, and the archive host",
+		ask.Values.Needed, len(ask.Values.Remaining)),
 		Absent: rp.survivors(base.Hosts).Missing}
 	base.Phases = restartPhases(*rp)
 	return base
 }
 
 func restartPhases(p RestartPlan) []Phase {
-	return []Phase{
-		{Prepare, "pull the image of the record by digest and create every successor, stopped", "qnetops abort: the successors are removed", ""},
-		{Hold, "stop every node; each flushes and exits 0, its restart policy is " + policyHalted, "qnetops abort: the nodes are started again as they were", ""},
-		{Data, fmt.Sprintf("set every data directory with blocks above %d aside, only while another host is shown to hold the state; that of the archive host is copied", p.Values.Head()),
-			"qnetops abort: the directories are renamed back", ""},
-		{Go, "start the archive host, then the genesis hosts, then the others, each that joins only while the archive host serves",
-			"none; qnetops resume goes on", "the first successor that is started: it may write blocks of the new chain"},
-		{Verify, fmt.Sprintf("hash of macroblock %d on every node; each passes M0 to M4; new seals on several nodes, no barred identity in them; the archive host is brought to K by a second one",
-			p.Values.K()), "none; a node with a wrong hash is stopped and stays so", ""},
-		{Release, "archive the logs of the old containers and remove them; what was set aside stays", "none is needed", ""},
+	create, run, verify, end := "", "", "", ""
+	if ids := p.back(); len(ids) > 0 {
+		v, who := p.Values.backVariable(), strings.Join(ids, ", ")
+		create = fmt.Sprintf(", with %s=%s and restart policy %s on %s", v.Name, v.Value, policyHalted, who)
+		run = fmt.Sprintf("; %s go back to %d before they read their state", who, p.Values.Head())
+		verify = fmt.Sprintf("; qnetops abort --waive point_of_no_return=REASON removes %s and closes the operation as it stands",
+			v.Name)
+		end = fmt.Sprintf("; then remove %s, one node after the other under the quorum rule, each after its bring-up", v.Name)
 	}
+	return []Phase{
+		{Prepare, "pull the image of the record by digest and create every successor, stopped" + create,
+			"qnetops abort: the successors are removed", ""},
+		{Hold, "stop every node; each flushes and exits 0, its restart policy is " + policyHalted,
+			"qnetops abort: the nodes are started again as they were", ""},
+		{Data, p.dataDoes(), "qnetops abort: the directories are renamed back", ""},
+		{Go, "start the archive host, then the genesis hosts, then the others, each that joins only while the archive host serves" +
+			run,
+			"none; qnetops resume goes on", "the first successor that is started: it may write blocks of the new chain"},
+		{Verify, fmt.Sprintf("hash of macroblock %d on every node; each passes M0 to M4; new seals on several nodes, no barred "+
+			"identity in them; "+
+			"an archive host that carries more is brought to K by a second one", p.Values.K()), "none; a node with a wrong hash is " +
+			"stopped and stays so" + verify, ""},
+		{Release, "archive the logs of the old containers and remove them; what was set aside stays" + end, "none is needed", ""},
+	}
+}
+
+// dataDoes says what becomes of the data directories while no node runs.
+func (p RestartPlan) dataDoes() string {
+	if !slices.ContainsFunc(p.Hosts, func(h RestartHost) bool { return h.Way == restart.WayRename }) {
+		return "every data directory stays where it is"
+	}
+	text := fmt.Sprintf("set the data directories with blocks above %d aside, only while another host is shown to hold the "+
+		"state", p.Values.Head())
+	if p.host(p.Archive).Way == restart.WayRename {
+		text += "; that of the archive host is copied"
+	}
+	if ids := p.back(); len(ids) > 0 {
+		text += "; those of " + strings.Join(ids, ", ") + " stay: their nodes go back by themselves"
+	}
+	return text
 }
 
 // archive is the host that serves, where it is of this fleet.
@@ -189,25 +226,29 @@ func policyOf(c *host.ContainerFacts, asked string) (host.Policy, bool) {
 	return host.Policy{}, false
 }
 
-// hostPlan says what is done with one host. A host whose floor would allow the
-// rollback variable is brought to K by a cold join like the others.
+// hostPlan says what is done with one host. The rollback variable is for a host
+// whose certified floor is known not to be above K; what is not known is renamed.
 func (p *RestartPlan) hostPlan(id, nodeID string, in rolling.Inputs, known restartInput) RestartHost {
 	h := RestartHost{ID: id, NodeID: nodeID, Way: restart.WayRename}
 	if c := in.Nodes[id].Facts.Container; c != nil {
 		h.DataPath = c.DataDir.HostPath
 	}
-	if w, _ := wayOfHost(known.Own, id, p.Values.K()); w.Way == restart.WayNone {
-		h.Way = restart.WayNone
+	if w, _ := wayOfHost(known.Own, id, p.Values.K()); w.Way == restart.WayNone || w.Way == restart.WayRollback {
+		h.Way = w.Way
 	}
 	if h.NodeID == "" {
 		h.NodeID = nodeIDIn(known.Own, id)
 	}
-	if h.Way == restart.WayRename {
-		m := p.move(h, "", "")
-		h.Aside = m.Aside()
-		if id == p.Archive {
-			h.Copy = m.Copy()
-		}
+	if h.Way == restart.WayNone {
+		return h
+	}
+	m := p.move(h, "", "")
+	h.Aside = m.Aside()
+	if id == p.Archive {
+		h.Copy = m.Copy()
+	}
+	if n := p.Roll.Node(id); h.Way == restart.WayRollback && n != nil && n.NextPolicy != nil {
+		h.Policy, n.NextPolicy = n.NextPolicy, &host.Policy{Name: policyHalted}
 	}
 	return h
 }
@@ -263,7 +304,8 @@ func (o *Operations) ProposeRestart(ctx context.Context, ask RestartAsk) (Propos
 		known.Archive = &check
 	}
 	p := Proposal{Plan: plan}
-	p.Checks = slices.Concat(checkStart(ask.start(), time.Now()), judgeAsk(plan, ask, known, in), checkHostsData(plan, known), checkArmed(plan, in), checkGoneAgain(plan, in),
+	p.Checks = slices.Concat(checkStart(ask.start(), time.Now()), judgeAsk(plan, ask, known, in), checkHostsData(plan, known),
+		checkArmed(plan, in), checkGoneAgain(plan, in),
 		slices.DeleteFunc(rolling.Preflight(view, in, plan.Restart.Roll), notOfRestart))
 	return p, ctx.Err()
 }
@@ -312,7 +354,8 @@ func notOfRestart(c observe.Check) bool {
 // what was seen.
 func judgeAsk(p Plan, ask RestartAsk, known restartInput, in rolling.Inputs) []observe.Check {
 	rp := p.Restart
-	record := observe.Check{Name: "record", Verdict: observe.Pass, Reason: fmt.Sprintf("record %.12s of %s holds: macroblock %d, shown by %s", rp.Values.Record,
+	record := observe.Check{Name: "record", Verdict: observe.Pass, Reason: fmt.Sprintf("record %.12s of %s holds: macroblock "+
+		"%d, shown by %s", rp.Values.Record,
 		rp.Values.Publisher, rp.Values.K(), strings.Join(known.Verified.Shown, ", "))}
 	if !known.Verified.OK {
 		record.Verdict, record.Reason = observe.Fail, "the record does not hold:"
@@ -326,7 +369,8 @@ func judgeAsk(p Plan, ask RestartAsk, known restartInput, in rolling.Inputs) []o
 	}
 	early := observe.Check{Name: "start_time", Verdict: observe.Pass, Reason: "the nodes are started at " + p.At}
 	if ask.start().Before(ask.StartAt) {
-		early.Verdict, early.Reason = observe.Fail, fmt.Sprintf("--at is before the start of the record, %s: nobody starts before it", ask.StartAt.UTC().Format(time.RFC3339))
+		early.Verdict, early.Reason = observe.Fail, fmt.Sprintf("--at is before the start of the record, %s: nobody starts "+
+			"before it", ask.StartAt.UTC().Format(time.RFC3339))
 	}
 	return []observe.Check{record, image, early, judgeThreshold(p, ask), judgeArchive(p, known)}
 }
@@ -349,17 +393,20 @@ func judgeThreshold(p Plan, ask RestartAsk) observe.Check {
 func judgeArchive(p Plan, known restartInput) observe.Check {
 	c := observe.Check{Name: "archive", Verdict: observe.Pass}
 	switch a := known.Archive; {
-	case p.Restart.Archive == "" && !slices.ContainsFunc(p.Restart.Hosts, func(h RestartHost) bool { return h.Way == restart.WayRename }):
+	case p.Restart.Archive == "" && !slices.ContainsFunc(p.Restart.Hosts,
+		func(h RestartHost) bool { return h.Way == restart.WayRename }):
 		c.Reason = "no host sets its data aside"
 	case p.Restart.Archive == "":
 		c.Verdict = observe.Fail
-		c.Reason = "no host of this fleet is named that serves the state of K, and no procedure is known to bring hosts to K while only another operator's host is said to hold it; name one of your own with --archive HOST"
+		c.Reason = "no host of this fleet is named that serves the state of K, and no procedure is known to bring hosts to K " +
+			"while only another operator's host is said to hold it; name one of your own with --archive HOST"
 	case a == nil:
 		c.Verdict, c.Reason = observe.Unknown, p.Restart.Archive+" was not asked"
 	case a.Serves() && a.K == p.Restart.Values.K():
 		c.Reason = fmt.Sprintf("%s serves the state of macroblock %d", p.Restart.Archive, a.K)
 	default:
-		c.Verdict, c.Reason = observe.Fail, fmt.Sprintf("%s is not shown to serve the state of macroblock %d: %s", p.Restart.Archive, p.Restart.Values.K(), strings.Join(a.Failing(), ", "))
+		c.Verdict, c.Reason = observe.Fail, fmt.Sprintf("%s is not shown to serve the state of macroblock %d: %s",
+			p.Restart.Archive, p.Restart.Values.K(), strings.Join(a.Failing(), ", "))
 	}
 	return c
 }
@@ -380,7 +427,8 @@ const copyFree = 5 << 30
 func checkHostData(p *RestartPlan, h RestartHost, inv host.DataInventory, err error, own restart.Evidence) observe.Check {
 	c := observe.Check{Name: "data", Verdict: observe.Fail}
 	way, _ := wayOfHost(own, h.ID, p.Values.K())
-	state := fmt.Sprintf("%s: %s holds %d files, %d bytes, %d bytes are free there; %s", h.ID, inv.Path, inv.Files, inv.Bytes, inv.Disk.FreeBytes, way.Reason)
+	state := fmt.Sprintf("%s: %s holds %d files, %d bytes, %d bytes are free there; %s", h.ID, inv.Path, inv.Files, inv.Bytes,
+		inv.Disk.FreeBytes, way.Reason)
 	switch {
 	case err != nil:
 		c.Verdict, c.Reason = observe.Unknown, fmt.Sprintf("%s: its data directory cannot be read: %v", h.ID, err)
@@ -388,8 +436,15 @@ func checkHostData(p *RestartPlan, h RestartHost, inv host.DataInventory, err er
 		c.Reason = fmt.Sprintf("%s: the data directory is %s, the container says %s", h.ID, inv.Path, h.DataPath)
 	case h.Way == restart.WayNone:
 		c.Verdict, c.Reason = observe.Pass, state+"; it stays as it is"
+	case h.Way == restart.WayRollback && !inv.Database:
+		c.Reason = fmt.Sprintf("%s: %s holds no database", h.ID, inv.Path)
+	case h.Way == restart.WayRollback:
+		v := p.Values.backVariable()
+		c.Verdict, c.Reason = observe.Pass, fmt.Sprintf("%s; its node goes back by itself with %s=%s, which is removed after new "+
+			"seals", state, v.Name, v.Value)
 	case inv.DataDir.Kind != host.DataBind || inv.DataDir.Ambiguous != "":
-		c.Reason = fmt.Sprintf("%s: its data is a %s %s and cannot be set aside by a rename: no procedure is known", h.ID, inv.DataDir.Kind, inv.DataDir.Ambiguous)
+		c.Reason = fmt.Sprintf("%s: its data is a %s %s and cannot be set aside by a rename: no procedure is known", h.ID,
+			inv.DataDir.Kind, inv.DataDir.Ambiguous)
 	case !inv.Database:
 		c.Reason = fmt.Sprintf("%s: %s holds no database", h.ID, inv.Path)
 	case inv.Disk.Error != "":
@@ -397,11 +452,13 @@ func checkHostData(p *RestartPlan, h RestartHost, inv host.DataInventory, err er
 	case h.Copy != "" && inv.Disk.FreeBytes < inv.Bytes+copyFree:
 		c.Reason = fmt.Sprintf("%s; it is copied to %s first, which needs %d bytes", state, h.Copy, inv.Bytes+copyFree)
 	case h.Copy != "":
-		c.Verdict, c.Reason = observe.Pass, fmt.Sprintf("%s; it is copied to %s, and set aside as %s when a second host serves", state, h.Copy, h.Aside)
+		c.Verdict, c.Reason = observe.Pass, fmt.Sprintf("%s; it is copied to %s, and set aside as %s when a second host serves",
+			state, h.Copy, h.Aside)
 	case inv.Disk.FreeBytes < inv.Bytes/2:
 		c.Reason = fmt.Sprintf("%s; what it fetches anew will not fit beside what is set aside", state)
 	default:
-		c.Verdict, c.Reason = observe.Pass, fmt.Sprintf("%s; it is set aside as %s; %s holds the state meanwhile", state, h.Aside, p.Archive)
+		c.Verdict, c.Reason = observe.Pass, fmt.Sprintf("%s; it is set aside as %s; %s holds the state meanwhile", state, h.Aside,
+			p.Archive)
 	}
 	return c
 }
@@ -416,7 +473,8 @@ func checkGoneAgain(p Plan, in rolling.Inputs) []observe.Check {
 				Reason: n.ID + ": the restart policy it has in ordinary times is not known; name it with --policy always"})
 		}
 		if n.Action != rolling.ActionReplace && in.Nodes[n.ID].Err == nil {
-			out = append(out, observe.Check{Name: "image", Verdict: observe.Fail, Reason: n.ID + " runs the image of the record already: it was started before its time"})
+			out = append(out, observe.Check{Name: "image", Verdict: observe.Fail, Reason: n.ID +
+				" runs the image of the record already: it was started before its time"})
 		}
 	}
 	return out

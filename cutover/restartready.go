@@ -37,7 +37,8 @@ type ReadyNode struct {
 
 // NewReady is the readiness of the hosts of a plan whose identity is known.
 func NewReady(p Plan, operator string, now time.Time) Ready {
-	r := Ready{Schema: ReadySchema, Record: p.Restart.Values.Record, Fleet: p.Fleet, Operator: operator, At: now.UTC().Truncate(time.Second), Nodes: []ReadyNode{}}
+	r := Ready{Schema: ReadySchema, Record: p.Restart.Values.Record, Fleet: p.Fleet, Operator: operator,
+		At: now.UTC().Truncate(time.Second), Nodes: []ReadyNode{}}
 	for _, h := range p.Restart.Hosts {
 		if h.NodeID != "" {
 			r.Nodes = append(r.Nodes, ReadyNode{h.ID, h.NodeID})
@@ -82,7 +83,8 @@ func DecodeReady(data, sig []byte, signers restart.Signers, record string, now t
 	case err != nil:
 		return Ready{}, err
 	case !slices.Contains(signed.Principals, r.Operator):
-		return Ready{}, fmt.Errorf("it is signed with a key of %s, not of %.80q, who says that he is ready", strings.Join(signed.Principals, ", "), r.Operator)
+		return Ready{}, fmt.Errorf("it is signed with a key of %s, not of %.80q, who says that he is ready",
+			strings.Join(signed.Principals, ", "), r.Operator)
 	case r.Record != record:
 		return Ready{}, fmt.Errorf("it is for the record %.12s, this one is %.12s", r.Record, record)
 	case r.At.After(now.Add(time.Hour)):

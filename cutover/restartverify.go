@@ -49,7 +49,8 @@ const newSealBlocks = 2 * node.MacroblockBlocks
 // VerifyRestart looks at the hosts until a new seal was seen on several of them,
 // or the time for one is over. It only reads. docs are the documents of other
 // operators.
-func VerifyRestart(ctx context.Context, f *fleet.Fleet, ids []string, v RestartValues, operator string, docs []RestartVerify) (RestartVerify, error) {
+func VerifyRestart(ctx context.Context, f *fleet.Fleet, ids []string, v RestartValues, operator string,
+	docs []RestartVerify) (RestartVerify, error) {
 	before := readRestart(ctx, f, ids, v)
 	after := before
 	block := f.Inventory().Block
@@ -90,7 +91,8 @@ func tell(ctx context.Context, f *fleet.Fleet, ids []string, docs []RestartVerif
 
 // verdictOf puts the document together. It is pure.
 func verdictOf(v RestartValues, operator string, before, after []RestartReading, common uint64, told []Told) RestartVerify {
-	doc := RestartVerify{Schema: RestartVerifySchema, At: time.Now().UTC().Truncate(time.Second), Operator: operator, Record: v.Record, K: v.K(),
+	doc := RestartVerify{Schema: RestartVerifySchema, At: time.Now().UTC().Truncate(time.Second), Operator: operator,
+		Record: v.Record, K: v.K(),
 		Checks: JudgeRestart(v, before, after, common, told), Hosts: after, OldSide: []OldSide{}, Told: told}
 	for _, r := range after {
 		if why := r.oldSide(v); why != "" {
@@ -154,7 +156,8 @@ func Retire(v RestartValues, doc RestartVerify) RestartRetire {
 		r.Stable, r.Left = &blocks, &left
 		stable.Verdict, stable.Reason = observe.Pass, fmt.Sprintf("%d blocks are sealed above macroblock %d", blocks, v.K())
 		if left > 0 {
-			stable.Verdict, stable.Reason = observe.Fail, fmt.Sprintf("%d blocks are sealed above macroblock %d, %d are needed: %d are missing", blocks, v.K(), uint64(RetireBlocks), left)
+			stable.Verdict, stable.Reason = observe.Fail, fmt.Sprintf("%d blocks are sealed above macroblock %d, %d are needed: %d "+
+				"are missing", blocks, v.K(), uint64(RetireBlocks), left)
 		}
 	}
 	r.Checks = append(r.Checks, stable)

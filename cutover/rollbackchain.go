@@ -111,10 +111,8 @@ func (w *chainWatch) run(ctx context.Context, r *Run, ids []string, after string
 		default:
 			return w.stuck(ctx, r, ids, c, after)
 		}
-		select {
-		case <-ctx.Done():
+		if !wait(ctx, max(block, leastPoll)) {
 			return ctx.Err()
-		case <-time.After(max(block, leastPoll)):
 		}
 	}
 }
@@ -130,7 +128,8 @@ func (w *chainWatch) forked(ctx context.Context, r *Run) error {
 }
 
 func closeHint(r *Run) string {
-	return fmt.Sprintf("qnetops resume %s looks again; qnetops abort %s --waive point_of_no_return=REASON closes the operation as it stands", r.Op.ID(), r.Op.ID())
+	return fmt.Sprintf("qnetops resume %s looks again; qnetops abort %s --waive point_of_no_return=REASON closes the "+
+		"operation as it stands", r.Op.ID(), r.Op.ID())
 }
 
 // stuck is the error of a chain that does not go on, with what the nodes' logs say
@@ -161,13 +160,16 @@ func (w *chainWatch) stuck(ctx context.Context, r *Run, ids []string, c Chain, a
 func nextOf(verdict string, seen omens) string {
 	switch {
 	case verdict == ChainSilent && len(seen.signed)+len(seen.mark) > 0:
-		return "the nodes hold back because of what they signed before: close this operation, then qnetops rollback --to-last-sealed once more, " +
+		return "the nodes hold back because of what they signed before: close this operation, then qnetops rollback " +
+			"--to-last-sealed once more, " +
 			"which lowers every signing mark to the height it ends at"
 	case verdict == ChainSilent:
 		return "see in qnetops status whether enough nodes are up and hear each other; a node that is down or isolated comes first"
 	case verdict == ChainUnsealed:
-		return "stop the fleet before it is further ahead: nothing of these blocks will be sealed. If a node holds a certified point above the target, " +
-			"rollback --to-last-sealed on every node brings them together; if that has been done, the chain restarts from a macroblock (qnetops restart)"
+		return "stop the fleet before it is further ahead: nothing of these blocks will be sealed. If a node holds a certified " +
+			"point above the target, " +
+			"rollback --to-last-sealed on every node brings them together; if that has been done, the chain restarts from a " +
+			"macroblock (qnetops restart)"
 	}
 	return "see in qnetops status why blocks come slowly (failovers, nodes that are down)"
 }

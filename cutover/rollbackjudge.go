@@ -44,7 +44,8 @@ func foretell(id string, target, h, floor *uint64) Forecast {
 		f.Text = fmt.Sprintf("at height %d with nothing sealed: without a certified point it starts unchanged", *h)
 	case target == nil:
 		f.Will = RollbackDrop
-		f.Text = fmt.Sprintf("at height %d, goes to its certified floor, %d or above: at most %d blocks are dropped; the floor itself cannot be read",
+		f.Text = fmt.Sprintf("at height %d, goes to its certified floor, %d or above: at most %d blocks are dropped; the floor "+
+			"itself cannot be read",
 			*h, *floor, *h-min(*h, *floor))
 	case *target < *floor:
 		f.Will = RollbackRefuse
@@ -54,7 +55,8 @@ func foretell(id string, target, h, floor *uint64) Forecast {
 		f.Text = fmt.Sprintf("at height %d, nothing above %d to drop; its signing mark is lowered", *h, *target)
 	default:
 		f.Will = RollbackDrop
-		f.Text = fmt.Sprintf("at height %d, %d blocks are dropped, unless it holds a certified point above %d, which cannot be read: then it refuses",
+		f.Text = fmt.Sprintf("at height %d, %d blocks are dropped, unless it holds a certified point above %d, which cannot be "+
+			"read: then it refuses",
 			*h, *h-*target, *target)
 	}
 	return f
@@ -129,7 +131,8 @@ func checkTarget(name string, target *uint64, view observe.View, hosts []Forecas
 	top := tip(view)
 	switch below := t / node.CheckpointBlocks * node.CheckpointBlocks; {
 	case t != below:
-		c.Verdict, c.Reason = observe.Fail, fmt.Sprintf("height %d lies between two certified points, %d and %d: a checkpoint is certified every %d blocks",
+		c.Verdict, c.Reason = observe.Fail, fmt.Sprintf("height %d lies between two certified points, %d and %d: a checkpoint is "+
+			"certified every %d blocks",
 			t, below, below+node.CheckpointBlocks, node.CheckpointBlocks)
 	case top == nil:
 		c.Verdict, c.Reason = observe.Unknown, "no node's height can be believed, so nobody knows what lies above the target"
@@ -139,8 +142,10 @@ func checkTarget(name string, target *uint64, view observe.View, hosts []Forecas
 	out := []observe.Check{c}
 	for _, f := range hosts {
 		if f.Will == RollbackRefuse {
-			out = append(out, observe.Check{Name: "certified_floor", Verdict: observe.Fail, Reason: fmt.Sprintf("%s: height %d is below its certified floor, which is %d or above: "+
-				"it would refuse and start unchanged, and its copy would pull the fleet back; take %d or more", f.ID, t, *f.FloorAtLeast, *f.FloorAtLeast)})
+			out = append(out, observe.Check{Name: "certified_floor", Verdict: observe.Fail,
+				Reason: fmt.Sprintf("%s: height %d is below its certified floor, which is %d or above: "+
+					"it would refuse and start unchanged, and its copy would pull the fleet back; take %d or "+
+					"more", f.ID, t, *f.FloorAtLeast, *f.FloorAtLeast)})
 		}
 	}
 	return out
@@ -172,7 +177,8 @@ func checkSealedHistory(view observe.View) observe.Check {
 		s := n.Seals[len(n.Seals)-1] // a seal that was dropped and fetched again is read twice: the newest counts
 		if first, ok := seen[s.Index]; ok && first.hash != s.Hash {
 			c.Verdict = observe.Fail
-			c.Reason = fmt.Sprintf("%s and %s hold different macroblocks %d: the branches part below their last seal, where no rollback goes (qnetops restart is for that)",
+			c.Reason = fmt.Sprintf("%s and %s hold different macroblocks %d: the branches part below their last seal, where no "+
+				"rollback goes (qnetops restart is for that)",
 				first.by, n.ID, s.Index)
 			return c
 		} else if !ok {
@@ -186,7 +192,8 @@ func checkSealedHistory(view observe.View) observe.Check {
 func checkNeeded(view observe.View) observe.Check {
 	c := observe.Check{Name: "fleet", Verdict: observe.Pass, Reason: "verdict " + string(view.Verdict)}
 	if view.Verdict == observe.Healthy || view.Verdict == observe.Behind {
-		c.Verdict, c.Reason = observe.Fail, "the fleet is "+string(view.Verdict)+" and seals: a rollback would take blocks that are good"
+		c.Verdict, c.Reason = observe.Fail, "the fleet is "+string(view.Verdict)+" and seals: a rollback would take blocks that "+
+			"are good"
 	}
 	return c
 }
@@ -264,13 +271,17 @@ func (p *pulse) judge(now time.Time) (verdict, text string) {
 	case p.moved.IsZero() && now.Sub(p.since) < limit:
 		return ChainWaiting, fmt.Sprintf("no block above %d yet", c.FromHeight)
 	case p.moved.IsZero():
-		return ChainSilent, fmt.Sprintf("nobody produces: no node has a block above %d, %d block times after they came up", c.FromHeight, stalledBlocks)
+		return ChainSilent, fmt.Sprintf("nobody produces: no node has a block above %d, %d block times after they came up",
+			c.FromHeight, stalledBlocks)
 	case now.Sub(p.moved) < limit:
-		return ChainWaiting, fmt.Sprintf("%s produced above %d, no macroblock above %d sealed yet", p.blocks(), c.FromHeight, c.FromSealed)
+		return ChainWaiting, fmt.Sprintf("%s produced above %d, no macroblock above %d sealed yet", p.blocks(), c.FromHeight,
+			c.FromSealed)
 	case c.Height != nil && *c.Height < c.FromHeight+pulseBlocks:
-		return ChainSlow, fmt.Sprintf("%s in %d block times: too few to be sealed (up to %d are needed), and too slow", p.blocks(), stalledBlocks, pulseBlocks)
+		return ChainSlow, fmt.Sprintf("%s in %d block times: too few to be sealed (up to %d are needed), and too slow", p.blocks(),
+			stalledBlocks, pulseBlocks)
 	}
-	return ChainUnsealed, fmt.Sprintf("it produces and does not seal: %s above %d in %d block times, and no macroblock above %d; it will park %d blocks above its last seal",
+	return ChainUnsealed, fmt.Sprintf("it produces and does not seal: %s above %d in %d block times, and no macroblock above "+
+		"%d; it will park %d blocks above its last seal",
 		p.blocks(), c.FromHeight, stalledBlocks, c.FromSealed, node.HorizonBlocks)
 }
 
@@ -316,7 +327,8 @@ func (o omens) String() string {
 		in   map[string]bool
 		says string
 	}{
-		{o.mark, "could not lower the signing mark"}, {o.signed, "yield because they have signed that height before (already_signed_this_round)"},
+		{o.mark, "could not lower the signing mark"}, {o.signed, "yield because they have signed that height before " +
+			"(already_signed_this_round)"},
 		{o.parked, "are parked at the horizon"}, {o.rejected, "refuse certificates"},
 	} {
 		var ids []string

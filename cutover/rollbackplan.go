@@ -53,18 +53,24 @@ func NewRollback(view observe.View, in rolling.Inputs, ask RollbackAsk) Plan {
 	roll.Kind, roll.RecoveryHalted = "arm", false
 	p.Rollback = &RollbackPlan{Target: ask.Target, Roll: roll, IDs: nodeIDs(view)}
 	p.Committee = roll.Committee
-	p.Threshold = Threshold{Rule: "every committee member of the inventory", Absent: members(p.Committee.Members, p.Hosts, p.Rollback.IDs)}
+	p.Threshold = Threshold{Rule: "every committee member of the inventory", Absent: members(p.Committee.Members, p.Hosts,
+		p.Rollback.IDs)}
 	if p.At != "" {
 		p.AtPhase = Hold
 	}
 	v := ask.variable()
 	p.Phases = []Phase{
-		{Prepare, fmt.Sprintf("create a successor with %s=%s on every host, of the image it has, stopped", v.Name, v.Value), "qnetops abort: the successors are removed", ""},
-		{Hold, "stop every node; each flushes and exits 0, its restart policy is " + policyHalted, "qnetops abort: the nodes are started again as they were, all together", ""},
-		{Go, "start the successors together; each node goes back before it reads its state", "none; qnetops resume goes on", "the first successor that is started: the blocks above the target are gone there"},
-		{Verify, fmt.Sprintf("read from each log what it did, compare the tips, see blocks and a new seal within %d block times", stalledBlocks),
+		{Prepare, fmt.Sprintf("create a successor with %s=%s on every host, of the image it has, stopped", v.Name, v.Value),
+			"qnetops abort: the successors are removed", ""},
+		{Hold, "stop every node; each flushes and exits 0, its restart policy is " + policyHalted,
+			"qnetops abort: the nodes are started again as they were, all together", ""},
+		{Go, "start the successors together; each node goes back before it reads its state", "none; qnetops resume goes on",
+			"the first successor that is started: the blocks above the target are gone there"},
+		{Verify, fmt.Sprintf("read from each log what it did, compare the tips, see blocks and a new seal within %d block times",
+			stalledBlocks),
 			"none; qnetops abort --waive point_of_no_return=REASON removes the variable and closes the operation as it stands", ""},
-		{Release, "put the containers without the variable back, one by one under the quorum rule, each after its bring-up; give the restart policies back", "none is needed", ""},
+		{Release, "put the containers without the variable back, one by one under the quorum rule, each after its bring-up; give " +
+			"the restart policies back", "none is needed", ""},
 	}
 	return p
 }

@@ -92,8 +92,7 @@ func (r *Run) Forward(ctx context.Context, p Procedure) error {
 
 // barrier lets the operation out of a phase, or holds it there.
 func (r *Run) barrier(ctx context.Context, phase Phase, tally Tally) error {
-	_, members := r.Waived("members")
-	if open := Judge(r.Plan.Hosts, tally, members); len(open) > 0 {
+	if open := Judge(r.Plan.Hosts, tally, membersWaived(r)); len(open) > 0 {
 		return r.Held(phase.Name, open)
 	}
 	r.Say(rolling.Event{Kind: rolling.KindNote, Name: string(phase.Name), State: "done", Text: "barrier passed: " + tally.String()})
@@ -103,8 +102,10 @@ func (r *Run) barrier(ctx context.Context, phase Phase, tally Tally) error {
 // Held is the error of an operation that holds before the end of a phase.
 func (r *Run) Held(phase PhaseName, open []string) error {
 	id := r.Op.ID()
-	return &rolling.StoppedError{Operation: id, Reason: fmt.Sprintf("held in phase %s, not finished: %s", phase, strings.Join(open, "; ")),
-		Next: fmt.Sprintf("qnetops resume %s goes on from here; a host that will not come back is passed by with --waive members=REASON; "+
+	return &rolling.StoppedError{Operation: id, Reason: fmt.Sprintf("held in phase %s, not finished: %s", phase,
+		strings.Join(open, "; ")),
+		Next: fmt.Sprintf("qnetops resume %s goes on from here; a host that will not come back is passed by with --waive "+
+			"members=REASON; "+
 			"qnetops abort %s goes back, while the point of no return is ahead", id, id)}
 }
 
@@ -117,15 +118,14 @@ func (r *Run) countdown(ctx context.Context, phase Phase) error {
 	for {
 		left := time.Until(at)
 		if left <= 0 {
-			r.Say(rolling.Event{Kind: rolling.KindNote, Name: string(phase.Name), Text: "the time has come; looking again before anything is done"})
+			r.Say(rolling.Event{Kind: rolling.KindNote, Name: string(phase.Name), Text: "the time has come; looking again before " +
+				"anything is done"})
 			return nil
 		}
 		r.Say(rolling.Event{Kind: rolling.KindWait, Name: string(phase.Name), State: string(observe.Unknown),
 			Text: fmt.Sprintf("begins at %s, in %s", r.Plan.At, left.Round(time.Second))})
-		select {
-		case <-ctx.Done():
+		if !wait(ctx, min(left, tick(left))) {
 			return ctx.Err()
-		case <-time.After(min(left, tick(left))):
 		}
 	}
 }

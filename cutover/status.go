@@ -57,7 +57,8 @@ func LookHalt(ctx context.Context, f *fleet.Fleet, ids []string) HaltStatus {
 
 func lookHalt(ctx context.Context, f *fleet.Fleet, id string) HaltNode {
 	s := lookAt(ctx, f, id)
-	n := HaltNode{ID: id, Reachable: s.Reached, Reason: s.Why, RestartPolicy: s.Policy, State: s.State, ExitCode: s.ExitCode, Height: s.Height}
+	n := HaltNode{ID: id, Reachable: s.Reached, Reason: s.Why, RestartPolicy: s.Policy, State: s.State, ExitCode: s.ExitCode,
+		Height: s.Height}
 	if !s.Reached {
 		return n
 	}

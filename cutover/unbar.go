@@ -5,28 +5,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
-	"sync"
 
 	"github.com/qnetops/qnetops/fleet"
-	"github.com/qnetops/qnetops/observe"
 	"github.com/qnetops/qnetops/rolling"
 )
 
 // unbar is the Procedure of a change of the image on all nodes at one moment.
-type unbar struct {
-	plan  Plan
-	fleet *fleet.Fleet
+type unbar struct{ *crew }
 
-	mu    sync.Mutex
-	last  Tally
-	nodes map[string]rolling.NodeResult
-}
-
-func newUnbar(plan Plan, f *fleet.Fleet) *unbar {
-	return &unbar{plan: plan, fleet: f, last: Tally{}, nodes: map[string]rolling.NodeResult{}}
-}
+func newUnbar(plan Plan, f *fleet.Fleet) *unbar { return &unbar{newCrew(plan, f)} }
 
 // stepMoment is where the fleet's tip is journaled when the moment has come.
 const stepMoment = "fleet/moment"
@@ -54,23 +41,24 @@ func (x *unbar) Do(ctx context.Context, r *Run, phase PhaseName) (t Tally, err e
 	case Go:
 		t, err = x.swapAll(ctx, r)
 	case Verify:
-		t, err = x.each(ctx, r, func(ctx context.Context, runner *rolling.Runner, p rolling.NodePlan) (string, error) {
-			result, err := runner.Watch(ctx, p)
-			x.mu.Lock()
-			x.nodes[p.ID] = result
-			x.mu.Unlock()
-			return "passed M0 to M4", err
+		here, away := x.here(ctx, r, Hold, Go)
+		runner := x.roll(ctx, r)
+		runner.Together()
+		t, err = x.change(ctx, r, here, away, func(ctx context.Context, id string) (Standing, error) {
+			return x.watch(ctx, runner,
+				id)
 		})
 	case Release:
-		t, err = x.each(ctx, r, func(ctx context.Context, runner *rolling.Runner, p rolling.NodePlan) (string, error) {
-			_, err := runner.Archive(ctx, p)
-			return "its old container is archived and removed", err
+		here, away := x.here(ctx, r, Hold, Go)
+		runner := x.roll(ctx, r)
+		t, err = x.change(ctx, r, here, away, func(ctx context.Context, id string) (Standing, error) {
+			_, err := runner.Archive(ctx, *runner.Plan.Node(id))
+			return Standing{State: Finished, Text: "its old container is archived and removed"}, err
 		})
 	default:
 		return nil, fmt.Errorf("an un-barring has no phase %s", phase)
 	}
-	x.last = t
-	return t, err
+	return x.keep(t), err
 }
 
 // ready looks whether every node runs, so that none is left behind at the moment.
@@ -93,9 +81,7 @@ func (x *unbar) ready(ctx context.Context) (Tally, error) {
 // is left behind: a countdown lies in between.
 func (x *unbar) swapAll(ctx context.Context, r *Run) (Tally, error) {
 	if !r.Touched(ctx) {
-		t, err := x.ready(ctx)
-		_, members := r.Waived("members")
-		if err != nil || len(Judge(x.plan.Hosts, t, members)) > 0 {
+		if t, err := x.ready(ctx); err != nil || len(x.open(r, t)) > 0 {
 			return t, err
 		}
 		tip := rolling.FleetHeight(ctx, x.fleet, "", askLimit)
@@ -106,37 +92,11 @@ func (x *unbar) swapAll(ctx context.Context, r *Run) (Tally, error) {
 			return nil, err
 		}
 	}
-	return x.each(ctx, r, func(ctx context.Context, runner *rolling.Runner, p rolling.NodePlan) (string, error) {
-		return "its successor runs", runner.SwapIn(ctx, p)
-	})
-}
-
-// each does one thing on all hosts that got through go, at once.
-func (x *unbar) each(ctx context.Context, r *Run, do func(context.Context, *rolling.Runner, rolling.NodePlan) (string, error)) (Tally, error) {
-	var (
-		mu   sync.Mutex
-		errs []error
-	)
-	t := passedBy(ctx, r, Hold, Go)
-	here := slices.DeleteFunc(slices.Clone(x.plan.Hosts), func(id string) bool { _, gone := t[id]; return gone })
+	here, away := x.here(ctx, r, Hold)
 	runner := x.roll(ctx, r)
-	rolling.Each(ctx, here, func(ctx context.Context, id string) {
-		text, err := do(ctx, runner, *runner.Plan.Node(id))
-		s := Standing{State: Finished, Text: text}
-		if err != nil {
-			at := lookAt(context.WithoutCancel(ctx), x.fleet, id)
-			if s = (Standing{State: Failed, Text: err.Error(), Down: at.Reached && !at.runs()}); !at.Reached {
-				s.State = Missing
-			}
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		t[id] = s
-		if err != nil && ofAll(err) {
-			errs = append(errs, fmt.Errorf("host %s: %w", id, err))
-		}
+	return x.change(ctx, r, here, away, func(ctx context.Context, id string) (Standing, error) {
+		return Standing{State: Finished, Text: "its successor runs"}, runner.SwapIn(ctx, *runner.Plan.Node(id))
 	})
-	return t, errors.Join(append(errs, ctx.Err(), r.Lease.Check(ctx))...)
 }
 
 // Undo removes the successors that were staged.
@@ -149,37 +109,12 @@ func (x *unbar) Undo(ctx context.Context, r *Run, phase PhaseName) error {
 
 // Returnable looks whether a successor runs anywhere.
 func (x *unbar) Returnable(ctx context.Context, r *Run) error {
-	runner := x.roll(ctx, r)
-	var on []string
-	for _, p := range x.plan.Unbar.Roll.Targets() {
-		if runner.Swapped(ctx, p) {
-			on = append(on, p.ID)
-		}
-	}
-	if len(on) == 0 {
-		return nil
-	}
-	return &rolling.RefusedError{Checks: []observe.Check{{Name: "point_of_no_return", Verdict: observe.Fail,
-		Reason: fmt.Sprintf("the new image runs on %s: the other nodes must follow, for until then the two groups derive different committees; qnetops resume %s. "+
-			"To close the operation as it stands: --waive point_of_no_return=REASON", strings.Join(on, ", "), r.Op.ID())}}}
+	return noReturn(swapped(ctx, x.roll(ctx, r)), "the new image runs on %s: the other nodes must follow, for until then the "+
+		"two groups derive different committees; "+
+		"qnetops resume %s. To close the operation as it stands: --waive point_of_no_return=REASON", r.Op.ID())
 }
 
 // Settle settles the steps in doubt by looking at the hosts.
 func (x *unbar) Settle(ctx context.Context, r *Run) error { return x.roll(ctx, r).Settle(ctx) }
 
-func (x *unbar) hosts(context.Context, *Run) []HostResult {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	var out []HostResult
-	for _, id := range x.plan.Hosts {
-		res := HostResult{ID: id, State: Waiting, Text: "not begun", Milestones: []rolling.Milestone{}}
-		if t, known := x.last[id]; known {
-			res.State, res.Text = t.State, t.Text
-		}
-		if n, known := x.nodes[id]; known {
-			res.Milestones = n.Milestones
-		}
-		out = append(out, res)
-	}
-	return out
-}
+func (x *unbar) hosts(context.Context, *Run) []HostResult { return x.results(x.plan.Unbar.Roll) }

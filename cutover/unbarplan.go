@@ -31,7 +31,8 @@ type UnbarAsk struct {
 }
 
 func (a UnbarAsk) spec() rolling.Spec {
-	return rolling.Spec{Image: a.Image, Targets: a.Hosts, Skipped: a.Skipped, Waivers: a.Waivers, HoldOnFail: true, KeepOld: true, RecoveryHalted: true}
+	return rolling.Spec{Image: a.Image, Targets: a.Hosts, Skipped: a.Skipped, Waivers: a.Waivers, HoldOnFail: true,
+		KeepOld: true, RecoveryHalted: true}
 }
 
 // NewUnbar decides the plan. It is pure.
@@ -48,7 +49,8 @@ func NewUnbar(view observe.View, in rolling.Inputs, ask UnbarAsk, roles map[stri
 		}
 	}
 	p.Committee, p.AtPhase = roll.Committee, Go
-	p.Threshold = Threshold{Rule: "every committee member of the inventory", Absent: members(p.Committee.Members, p.Hosts, nodeIDs(view))}
+	p.Threshold = Threshold{Rule: "every committee member of the inventory", Absent: members(p.Committee.Members, p.Hosts,
+		nodeIDs(view))}
 	p.Phases = []Phase{
 		{Prepare, "pull the image by digest and create every successor, stopped", "qnetops abort: the successors are removed", ""},
 		{Hold, "every host is looked at again: it runs, its successor is ready", "qnetops abort, as above", ""},
@@ -76,7 +78,8 @@ func (o *Operations) ProposeUnbar(ctx context.Context, ask UnbarAsk) (Proposal, 
 	}
 	plan := NewUnbar(view, in, ask, roles)
 	p := Proposal{Plan: plan}
-	p.Checks = slices.Concat(checkStart(ask.At, time.Now()), []observe.Check{checkMembers(plan), heardOf(ctx, o.Fleet, ask)}, checkArmed(plan, in), checkSwap(plan),
+	p.Checks = slices.Concat(checkStart(ask.At, time.Now()), []observe.Check{checkMembers(plan), heardOf(ctx, o.Fleet, ask)},
+		checkArmed(plan, in), checkSwap(plan),
 		rolling.Preflight(view, in, plan.Unbar.Roll))
 	return p, ctx.Err()
 }
@@ -86,7 +89,8 @@ func checkSwap(p Plan) []observe.Check {
 	var out []observe.Check
 	for _, n := range p.Unbar.Roll.Nodes {
 		if n.Action != rolling.ActionReplace {
-			out = append(out, observe.Check{Name: "image", Verdict: observe.Fail, Reason: n.ID + ": " + n.ActionWhy + "; it would not change with the others"})
+			out = append(out, observe.Check{Name: "image", Verdict: observe.Fail, Reason: n.ID + ": " + n.ActionWhy +
+				"; it would not change with the others"})
 		}
 	}
 	return out
@@ -116,13 +120,15 @@ func heardOf(ctx context.Context, f *fleet.Fleet, ask UnbarAsk) observe.Check {
 			}
 		}
 	}
-	c := observe.Check{Name: "heartbeat", Verdict: observe.Pass, Reason: fmt.Sprintf("none of them is a peer of the %d nodes that answer", asked)}
+	c := observe.Check{Name: "heartbeat", Verdict: observe.Pass, Reason: fmt.Sprintf("none of them is a peer of the %d nodes "+
+		"that answer", asked)}
 	if len(heard) > 0 {
 		var parts []string
 		for _, id := range slices.Sorted(keysIn(heard)) {
 			parts = append(parts, fmt.Sprintf("%s is a peer of %s", id, strings.Join(heard[id], ", ")))
 		}
-		c.Reason = "WARNING: " + strings.Join(parts, "; ") + ": they come back into the committee at once, so every operator's nodes must change at this very moment"
+		c.Reason = "WARNING: " + strings.Join(parts, "; ") + ": they come back into the committee at once, so every operator's " +
+			"nodes must change at this very moment"
 	}
 	return c
 }

@@ -27,12 +27,15 @@ const (
 // stageOf decides from what is really on the host how far a node is; the
 // journal only says what was intended.
 func stageOf(s host.Situation, p NodePlan) stage {
+	// A container that this operation set aside before the plan was made, in an
+	// earlier replace of the same node, says nothing about this one.
+	earlier := s.Aside != nil && s.Current != nil && s.Aside.ID != p.ContainerID && s.Current.ID == p.ContainerID
 	switch {
 	case s.Unsettled || s.Current == nil:
 		return stageUnclear
-	case s.Current.ID == p.ContainerID && s.Aside == nil && s.Next == nil:
+	case s.Current.ID == p.ContainerID && (s.Aside == nil || earlier) && s.Next == nil:
 		return stageWaiting
-	case s.Current.ID == p.ContainerID && s.Aside == nil:
+	case s.Current.ID == p.ContainerID && (s.Aside == nil || earlier):
 		return stageStaged
 	case s.Current.ID != p.ContainerID && s.Aside != nil && s.Aside.ID == p.ContainerID:
 		return stageReplaced

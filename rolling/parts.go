@@ -62,18 +62,21 @@ func (r *Runner) SwapIn(ctx context.Context, p NodePlan) error {
 	case stageReplaced, stageRolled:
 		return nil
 	case stageUnclear:
-		return &InDoubtError{Operation: r.Op.ID(), Node: p.ID, Reason: "the containers on the host fit no step of this operation: " + describe(situation)}
+		return &InDoubtError{Operation: r.Op.ID(), Node: p.ID, Reason: "the containers on the host fit no step of this " +
+			"operation: " + describe(situation)}
 	}
 	report, err := r.stage(ctx, p)
 	if err != nil {
 		return err
 	}
 	if checks := explain(p, report, r.Plan); len(checks) > 0 {
-		return &StoppedError{Operation: r.Op.ID(), Node: p.ID, Err: &RefusedError{Checks: checks}, Reason: "its successor no longer matches"}
+		return &StoppedError{Operation: r.Op.ID(), Node: p.ID, Err: &RefusedError{Checks: checks},
+			Reason: "its successor no longer matches"}
 	}
 	done, err := r.replace(ctx, p)
 	if err == nil && done.Outcome != host.Replaced {
-		err = &StoppedError{Operation: r.Op.ID(), Node: p.ID, LastLines: tail(done.LastLines, 12), Reason: "the successor did not start: " + done.Reason}
+		err = &StoppedError{Operation: r.Op.ID(), Node: p.ID, LastLines: tail(done.LastLines, 12),
+			Reason: "the successor did not start: " + done.Reason}
 	}
 	return err
 }
@@ -126,7 +129,12 @@ func (r *Runner) all(ctx context.Context, fn func(context.Context, NodePlan) err
 
 // Arm replaces node by node by an armed successor and keeps the old containers
 // aside. It goes on from wherever the fleet stands.
-func (r *Runner) Arm(ctx context.Context) ([]NodeResult, error) {
+func (r *Runner) Arm(ctx context.Context) ([]NodeResult, error) { return r.OneByOne(ctx) }
+
+// OneByOne stages every successor and then replaces node by node under the quorum
+// rule, each proven before the next is touched, as a roll does. It goes on from
+// wherever the fleet stands.
+func (r *Runner) OneByOne(ctx context.Context) ([]NodeResult, error) {
 	doc := Document{}
 	for _, p := range r.Plan.Nodes {
 		doc.Nodes = append(doc.Nodes, NodeResult{ID: p.ID, Outcome: NodeUntouched, Reason: p.ActionWhy, Milestones: []Milestone{}})
