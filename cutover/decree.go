@@ -277,7 +277,7 @@ func (d *decree) round(ctx context.Context, r *Run, was map[string]before, late 
 		s := sights[id]
 		up := false
 		if s.Reached && s.runs() {
-			lines, err := runLines(ctx, d.fleet, id, s.Started)
+			lines, err := runLines(ctx, d.fleet, id, s.Since)
 			up = err == nil && slices.ContainsFunc(lines, node.BringupComplete)
 		}
 		d.mu.Lock()

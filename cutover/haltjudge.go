@@ -53,6 +53,7 @@ type sight struct {
 	Armed     *uint64
 	OneShot   []string
 	Started   time.Time
+	Since     time.Time // its lines in the log begin
 	Height    *uint64
 	Stop      *Stop // of the run that ended
 	// Stuck: others have stopped, and for quietBlocks/2 nothing has moved any more.

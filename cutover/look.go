@@ -45,7 +45,7 @@ func lookAt(ctx context.Context, f *fleet.Fleet, id string) sight {
 	}
 	s := sight{Reached: true, Container: c.ID, State: c.State, ExitCode: c.ExitCode, Restarts: c.RestartCount,
 		Policy:  c.RestartPolicy,
-		Retries: c.RestartRetries, Armed: c.HaltHeight, OneShot: c.OneShot, Started: c.StartedAt}
+		Retries: c.RestartRetries, Armed: c.HaltHeight, OneShot: c.OneShot, Started: c.StartedAt, Since: c.LogSince()}
 	if s.runs() {
 		bounded, done := context.WithTimeout(ctx, max(f.Inventory().Block, 2*time.Second))
 		defer done()
@@ -54,7 +54,7 @@ func lookAt(ctx context.Context, f *fleet.Fleet, id string) sight {
 		}
 		return s
 	}
-	lines, err := tailOf(ctx, conn, c.Name, c.StartedAt)
+	lines, err := tailOf(ctx, conn, c.Name, c.LogSince())
 	if err != nil {
 		return sight{Why: "its log cannot be read: " + err.Error()}
 	}
@@ -64,9 +64,9 @@ func lookAt(ctx context.Context, f *fleet.Fleet, id string) sight {
 	return s
 }
 
-// tailOf reads the end of the log of the run that began at started.
-func tailOf(ctx context.Context, conn *fleet.Conn, container string, started time.Time) ([]node.LogLine, error) {
-	logs, err := conn.Engine().Logs(ctx, container, fleet.LogOptions{Since: started, Tail: haltTail, Timestamps: true})
+// tailOf reads the end of the log of the run whose lines begin at since.
+func tailOf(ctx context.Context, conn *fleet.Conn, container string, since time.Time) ([]node.LogLine, error) {
+	logs, err := conn.Engine().Logs(ctx, container, fleet.LogOptions{Since: since, Tail: haltTail, Timestamps: true})
 	if err != nil {
 		return nil, err
 	}

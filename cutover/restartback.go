@@ -84,7 +84,7 @@ func (x *restarting) said(ctx context.Context, r *Run, id string) (RollbackResul
 		return RollbackResult{}, false
 	}
 	head := x.plan.Restart.Values.Head()
-	lines, err := runLines(ctx, x.fleet, id, s.Started)
+	lines, err := runLines(ctx, x.fleet, id, s.Since)
 	res := readRollback(&head, lines)
 	if err != nil || res.Outcome == RollbackUnknown {
 		return res, false

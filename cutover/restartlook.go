@@ -54,7 +54,7 @@ func readRestartAt(ctx context.Context, f *fleet.Fleet, id string, v RestartValu
 	r.Digests, r.OneShot = append(r.Digests, c.ImageRef), append(r.OneShot, c.OneShot...)
 	r.Digests = append(r.Digests, c.ImageDigests...)
 	bounded(ctx, func(ctx context.Context) {
-		err := r.Lines.read(ctx, conn.Engine().Logs, c.Name, c.StartedAt)
+		err := r.Lines.read(ctx, conn.Engine().Logs, c.Name, c.LogSince())
 		r.note(err)
 	})
 	if d == deep {

@@ -62,7 +62,7 @@ func (x *rollback) Do(ctx context.Context, r *Run, phase PhaseName) (t Tally, er
 const bootBlocks = 330
 
 // runLines reads the lines of one run of a node that this package goes by.
-func runLines(ctx context.Context, f *fleet.Fleet, id string, started time.Time) ([]node.LogLine, error) {
+func runLines(ctx context.Context, f *fleet.Fleet, id string, since time.Time) ([]node.LogLine, error) {
 	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
 	conn, err := rolling.Reach(ctx, f, id)
@@ -70,7 +70,7 @@ func runLines(ctx context.Context, f *fleet.Fleet, id string, started time.Time)
 		return nil, err
 	}
 	var out []node.LogLine
-	_, err = observe.SawLine(ctx, conn, conn.Host().Container, started, func(l node.LogLine) bool {
+	_, err = observe.SawLine(ctx, conn, conn.Host().Container, since, func(l node.LogLine) bool {
 		if l.Module == "ROLLBACK" || l.Module == "PROD" || l.Module == "BFT2" || node.BringupComplete(l) || strings.Contains(l.Text,
 			"already_signed_this_round") {
 			out = append(out, l)
@@ -160,7 +160,7 @@ func (x *rollback) outcome(ctx context.Context, id string, late bool) Standing {
 	)
 	at := lookAt(ctx, x.fleet, id)
 	if at.Reached {
-		lines, err = runLines(ctx, x.fleet, id, at.Started)
+		lines, err = runLines(ctx, x.fleet, id, at.Since)
 	}
 	s, res := judgeBack(x.plan.Rollback.Target, at, lines, err, late)
 	x.mu.Lock()

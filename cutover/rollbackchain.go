@@ -139,7 +139,7 @@ func (w *chainWatch) stuck(ctx context.Context, r *Run, ids []string, c Chain, a
 	var mu sync.Mutex
 	sights := lookAll(ctx, w.fleet, ids)
 	rolling.Each(ctx, ids, func(ctx context.Context, id string) {
-		lines, err := runLines(ctx, w.fleet, id, sights[id].Started)
+		lines, err := runLines(ctx, w.fleet, id, sights[id].Since)
 		if err != nil {
 			return
 		}

@@ -87,7 +87,7 @@ func armedLine(ctx context.Context, f *fleet.Fleet, id string, s sight) (out *ui
 		return nil
 	}
 	h, _ := f.Inventory().Host(id)
-	found, err := observe.SawLine(ctx, conn, h.Container, s.Started, func(l node.LogLine) bool {
+	found, err := observe.SawLine(ctx, conn, h.Container, s.Since, func(l node.LogLine) bool {
 		armed, ok := node.HaltArmed(l)
 		if ok {
 			out = &armed

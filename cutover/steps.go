@@ -266,7 +266,7 @@ func (c *crew) cameUp(ctx context.Context, id string, s sight) error {
 		return ctx.Err()
 	}
 	return repeat(ctx, max(c.fleet.Inventory().Block, leastPoll), limit, func(bool) (bool, error) {
-		lines, err := runLines(ctx, c.fleet, id, s.Started)
+		lines, err := runLines(ctx, c.fleet, id, s.Since)
 		// A log that cannot be read keeps nobody; the limit counts from the start.
 		return err != nil || slices.ContainsFunc(lines, node.BringupComplete), ctx.Err()
 	})

@@ -129,6 +129,26 @@ type ContainerFacts struct {
 	Compose            string    `json:"compose,omitempty"`   // compose project that owns the container
 }
 
+// The engine notes when a container started only after its process runs: the first lines of a run may be older by this much.
+const (
+	lateStart     = time.Second
+	lateStartLeft = 100 * time.Millisecond // it waits at least so long between two runs
+)
+
+// LogSince is from when on lines of the container's log are of its present, or last, run: a little before the start that the
+// engine noted, and after the end of the run before, where that is known.
+func (c *ContainerFacts) LogSince() time.Time {
+	switch gap := c.StartedAt.Sub(c.FinishedAt); {
+	case c.StartedAt.IsZero():
+		return c.StartedAt
+	case c.FinishedAt.IsZero() && c.Running():
+		return c.StartedAt.Add(-lateStart) // its first run
+	case gap > 0 && c.Running():
+		return c.StartedAt.Add(-min(lateStart, gap/2))
+	}
+	return c.StartedAt.Add(-lateStartLeft)
+}
+
 // Running says whether a process of the container can exist.
 func (c *ContainerFacts) Running() bool {
 	return c != nil && stateRuns(c.State)

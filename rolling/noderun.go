@@ -553,7 +553,7 @@ func (r *Runner) settled(ctx context.Context, p NodePlan) error {
 		if !c.Running() || time.Since(c.StartedAt) >= time.Duration(deadlineRPC)*block {
 			return true, "", nil
 		}
-		done, err := observe.SawLine(ctx, conn, p.Container, c.StartedAt, node.BringupComplete)
+		done, err := observe.SawLine(ctx, conn, p.Container, c.LogSince(), node.BringupComplete)
 		return done, "the node is still starting; a stop now would not be flushed", err
 	})
 }
