@@ -146,7 +146,8 @@ func TestGatherHealthyNodes(t *testing.T) {
 				t.Errorf("host %s: %+v", h.ID, h)
 			}
 			floor := max(*h.Finalized, sealed*90)
-			if *h.FloorAtLeast != floor || h.FloorExact != nil || *h.Finalized != n.Finalized() {
+			// Each node is parked and names its seal base: the certified child of its last seal, which is no macroblock's head.
+			if *h.FloorAtLeast != floor || h.FloorExact == nil || *h.FloorExact != floor+node.CheckpointBlocks || *h.Finalized != n.Finalized() {
 				t.Errorf("host %s: floor %d, exact %v, want %d", h.ID, *h.FloorAtLeast, h.FloorExact, floor)
 			}
 			for id, key := range n.Proof(sealed).CommitteePubkeys {
@@ -452,15 +453,20 @@ func TestGatherKeepsToHalfTheRate(t *testing.T) {
 	})
 }
 
-// TestTheExactFloorComesFromTheLog takes the floor of a refused rollback, unless more is certified by now.
+// TestTheExactFloorComesFromTheLog takes the floor of a refused rollback or of a parked producer, unless more is certified by now.
 func TestTheExactFloorComesFromTheLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStand(t, chain.Config{Macroblocks: 8, Members: 1}, "")
 		for _, floor := range []uint64{8*90 + 600, 8 * 90, 100} {
-			s.hosts[0].Log = textLog{fmt.Sprintf("[ERR][ROLLBACK] refused target=5 certified_floor=%d reason=certified_checkpoint_irrevocable action=start_unchanged", floor)}
-			h := s.gather(gatherOptions()).Hosts[0]
-			if want := floor >= *h.FloorAtLeast; want != (h.FloorExact != nil) || want && *h.FloorExact != floor {
-				t.Errorf("floor %d: at least %d, exact %v", floor, *h.FloorAtLeast, h.FloorExact)
+			for _, line := range []string{
+				"[ERR][ROLLBACK] refused target=5 certified_floor=%d reason=certified_checkpoint_irrevocable action=start_unchanged",
+				"[WARN][PROD] parked reason=roster_derivation_horizon h=9000 seal_base=%d rotation=live",
+			} {
+				s.hosts[0].Log = textLog{fmt.Sprintf(line, floor)}
+				h := s.gather(gatherOptions()).Hosts[0]
+				if want := floor >= *h.FloorAtLeast; want != (h.FloorExact != nil) || want && *h.FloorExact != floor {
+					t.Errorf("%s: floor %d: at least %d, exact %v", line, floor, *h.FloorAtLeast, h.FloorExact)
+				}
 			}
 		}
 	})

@@ -90,7 +90,7 @@ type linePicker struct {
 	newest time.Time // lines after it carry no time: the host's clock is ahead
 	count  int
 	kept   map[string][]pickedLine
-	floor  *uint64 // of the newest refused rollback
+	floor  *uint64 // of the newest line that names it
 }
 
 type pickedLine struct {
@@ -118,7 +118,7 @@ func (p *linePicker) see(raw string) {
 	if !known && !node.Fatal(l) {
 		return
 	}
-	if _, floor, ok := node.RollbackRefused(l); ok && floor <= MaxSafe {
+	if floor, ok := floorIn(l); ok && floor <= MaxSafe {
 		p.floor = &floor
 	}
 	if !known {
@@ -132,6 +132,16 @@ func (p *linePicker) see(raw string) {
 	}
 	list := append(p.kept[out.Kind], pickedLine{p.count, out})
 	p.kept[out.Kind] = list[max(0, len(list)-maxLinesOfKind):]
+}
+
+// floorIn reads the certified floor from a line that names it: a refused rollback, or a producer that is parked, whose seal
+// base is the higher of its last seal and of what it holds certified (facts 3).
+func floorIn(l node.LogLine) (floor uint64, ok bool) {
+	if _, floor, ok = node.RollbackRefused(l); ok {
+		return floor, true
+	}
+	_, floor, ok = node.Parked(l)
+	return floor, ok
 }
 
 // kind is what a line begins with: [LEVEL][MODULE] and its word, as far as they are public.

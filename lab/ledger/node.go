@@ -282,7 +282,8 @@ func (n *Node) Lines() []string {
 		lines = append(lines, fmt.Sprintf("[INFO][GALC] root_adopted mb=%d hash=%.16s", k, n.Hash(k)))
 	}
 	if n.l.cfg.Above == node.HorizonBlocks {
-		lines = append(lines, fmt.Sprintf("[WARN][PROD] parked reason=roster_derivation_horizon h=%d seal_base=%d rotation=live", n.l.Height(), node.WindowHead(sealed)))
+		base := node.WindowHead(sealed) + node.CheckpointBlocks // the certified child of the last seal
+		lines = append(lines, fmt.Sprintf("[WARN][PROD] parked reason=roster_derivation_horizon h=%d seal_base=%d rotation=live", n.l.Height(), base))
 	}
 	return append(lines, n.cfg.Lines...)
 }
