@@ -27,6 +27,7 @@ const (
 	FaultSecondUpdater = "second-updater" // a Watchtower runs on the host
 	FaultLogRotate     = "log-rotate"     // once: logs lose all but the newest LINES [0]
 	FaultLogLevel      = "log-level"      // =LEVEL [2]: the node is recreated with QNET_LOG_LEVEL
+	FaultImage         = "image"          // once: =TAG: the node is recreated from that image, as by hand, on the data it has
 )
 
 // fault is a fault of a host. Those without clear happen once.
@@ -51,6 +52,7 @@ func hostFaults() map[string]fault {
 		FaultSecondUpdater: {startUpdater, stopUpdater},
 		FaultLogRotate:     {rotateLogs, nil},
 		FaultLogLevel:      {setLogLevel, clearLogLevel},
+		FaultImage:         {setImage, nil},
 	}
 	for _, name := range engine.Faults() {
 		faults[name] = engineFault(name)
@@ -245,6 +247,27 @@ func setLogLevel(h *Host, arg string) error {
 }
 
 func clearLogLevel(h *Host) error { return h.recreate("") }
+
+// setImage is what an operator does by hand who forgets what a cut-over does
+// with the data: remove the container, run another image.
+func setImage(h *Host, arg string) error {
+	if arg == "" {
+		return fmt.Errorf("which image: want image=TAG with one of %s, or one that was added", strings.Join(Tags(), ", "))
+	}
+	if err := h.engine.Load(Repository + ":" + arg); err != nil {
+		return err
+	}
+	if err := h.engine.StopContainer(h.nodeContainer()); err != nil {
+		return err
+	}
+	if err := h.engine.RemoveContainer(h.nodeContainer()); err != nil {
+		return err
+	}
+	if err := h.createNode(arg); err != nil {
+		return err
+	}
+	return h.engine.StartContainer(h.nodeContainer())
+}
 
 // recreate replaces the node's container by one with another log level, as an
 // operator would by hand: the level is read once, at start.

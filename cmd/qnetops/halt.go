@@ -247,8 +247,9 @@ func printPolicies(w io.Writer, p cutover.Plan) {
 // answerCutover prints the document of a cut-over that came to exist.
 func (r *rollRun) answerCutover(doc cutover.Document, cause error) error {
 	r.tell.close()
-	if doc.Operation == "" {
-		return cause
+	var refused *rolling.RefusedError
+	if doc.Operation == "" || errors.As(cause, &refused) && !doc.Phases[0].Passed {
+		return cause // the last look refused what the first had not: no host was asked for anything
 	}
 	if r.g.json {
 		return errors.Join(cause, printJSON(r.s.out, doc))

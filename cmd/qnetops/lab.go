@@ -17,6 +17,7 @@ import (
 
 	"github.com/qnetops/qnetops/lab"
 	"github.com/qnetops/qnetops/lab/realhosts"
+	"github.com/qnetops/qnetops/lab/simnode"
 )
 
 // The two backends of a lab.
@@ -30,7 +31,7 @@ func labCommand(s streams) *cli.Command {
 	return &cli.Command{
 		Name: "lab", Usage: "a fleet of your own to try everything on",
 		Action: func(*cli.Context) error {
-			return &usageError{text: "lab needs one of: up, status, fault, down", hint: "qnetops lab up --dir DIR"}
+			return &usageError{text: "lab needs one of: up, status, fault, image, down", hint: "qnetops lab up --dir DIR"}
 		},
 		Subcommands: []*cli.Command{
 			{Name: "up", Usage: "start a lab and say how to use it", Action: func(c *cli.Context) error { return runLabUp(c, s) },
@@ -41,6 +42,7 @@ func labCommand(s streams) *cli.Command {
 			{Name: "fault", ArgsUsage: "NODE KIND[=ARG]", Usage: "break something: inject a fault, or clear them all with --clear",
 				Flags:  []cli.Flag{dir, &cli.BoolFlag{Name: "clear", Usage: "take all faults back"}, &cli.BoolFlag{Name: "kinds", Usage: "list the kinds"}},
 				Action: func(c *cli.Context) error { return runLabFault(c, s) }},
+			labImageCommand(s, dir),
 			{Name: "down", Usage: "stop the lab and delete what it made", Flags: []cli.Flag{dir}, Action: func(c *cli.Context) error { return runLabDown(c, s) }},
 			labNodeCommand(),
 		},
@@ -62,6 +64,7 @@ type labHandle interface {
 	Down(ctx context.Context) error
 	Rows(ctx context.Context) ([]labRow, error)
 	Kinds() []string
+	AddImage(ctx context.Context, tag string, manifest []byte) (simnode.AddedImage, error)
 }
 
 // labRow is one node in lab status (qnetops/lab/v1).

@@ -7,6 +7,7 @@ import (
 
 	"github.com/qnetops/qnetops/lab"
 	"github.com/qnetops/qnetops/lab/realhosts"
+	"github.com/qnetops/qnetops/lab/simnode"
 )
 
 // labHistory gives a fresh lab four sealed windows at once, so that a committee
@@ -62,6 +63,11 @@ func (processLab) Kinds() []string { return lab.Kinds() }
 // Inject sets a fault.
 func (p processLab) Inject(ctx context.Context, node, kind, arg string) error {
 	return p.client.Fault(ctx, node, kind, arg)
+}
+
+// AddImage adds a release to the lab's registry.
+func (p processLab) AddImage(ctx context.Context, tag string, manifest []byte) (simnode.AddedImage, error) {
+	return p.client.AddImage(ctx, tag, manifest)
 }
 
 // ClearFaults takes all faults back.

@@ -157,7 +157,7 @@ func answerRestartVerify(s streams, g globals, doc cutover.RestartVerify) error 
 	if doc.OK {
 		return nil
 	}
-	return &refusal{text: "the restart is not shown to hold: " + failing(doc.Checks), hint: "docs/restart.md says what each check means; nodes that join need some time"}
+	return &refusal{text: "the restart is not shown to hold: " + failing(doc.Checks), hint: "docs/restart-execute.md says what each check means; nodes that join need some time"}
 }
 
 func failing(checks []observe.Check) string {
