@@ -53,16 +53,34 @@ type DecreeResult struct {
 	Pruned    *bool   `json:"pruned"`
 }
 
+// stepLowest is where the lowest heights since the start are kept, for a process
+// that comes when the nodes are long past them.
+const stepLowest = "fleet/lowest"
+
+// lowest is the lowest height that was seen of a node since it started anew, and how
+// long after the start. A node passes its former height by itself in a while: a look
+// from then on tells nothing of what it dropped.
+type lowest struct {
+	Height uint64        `json:"height"`
+	After  time.Duration `json:"after_ns"`
+}
+
+// tells says whether a node cannot have come from target to its former height by
+// itself when it was seen.
+func (l *lowest) tells(target uint64, b before, block time.Duration) bool {
+	return l.Height < *b.Height || *b.Height > target && l.After < time.Duration(*b.Height-target)*block
+}
+
 // decree is the Procedure of a decree.
 type decree struct {
 	*crew
 	pulse   *chainWatch
-	lowest  map[string]uint64 // heights since the start; this and results under the crew's lock
+	lowest  map[string]lowest // by host; this and results under the crew's lock
 	results map[string]DecreeResult
 }
 
 func newDecree(plan Plan, f *fleet.Fleet) *decree {
-	return &decree{crew: newCrew(plan, f), pulse: &chainWatch{fleet: f}, lowest: map[string]uint64{},
+	return &decree{crew: newCrew(plan, f), pulse: &chainWatch{fleet: f}, lowest: map[string]lowest{},
 		results: map[string]DecreeResult{}}
 }
 
@@ -251,9 +269,18 @@ func orNone(ids []string) string {
 // chain go on.
 func (d *decree) verify(ctx context.Context, r *Run) (t Tally, err error) {
 	was, away := d.before(ctx, r), passedBy(ctx, r, Prepare, Go)
+	if raw := r.Result(ctx, stepLowest); raw != nil && json.Unmarshal(raw, &d.lowest) != nil {
+		d.lowest = map[string]lowest{}
+	}
 	block := d.fleet.Inventory().Block
 	err = repeat(ctx, max(block, leastPoll), max((decreeBlocks+bootBlocks)*block, leastDecree), func(late bool) (bool, error) {
+		known := len(d.lowest)
 		t = d.round(ctx, r, was, late)
+		if len(d.lowest) > known {
+			if err := r.Record(ctx, stepLowest, "note how low the nodes started anew", d.lowest); err != nil {
+				return false, err
+			}
+		}
 		waits := maps.Clone(t)
 		maps.DeleteFunc(waits, func(id string, _ Standing) bool { _, gone := away[id]; return gone })
 		return settledAll(waits), ctx.Err()
@@ -283,15 +310,15 @@ func (d *decree) round(ctx context.Context, r *Run, was map[string]before, late 
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		b, known := was[id]
-		if low, seen := d.lowest[id]; known && b.restarted(s) && s.Height != nil && (!seen || *s.Height < low) {
-			d.lowest[id] = *s.Height
+		if low, seen := d.lowest[id]; known && b.restarted(s) && s.Height != nil && (!seen || *s.Height < low.Height) {
+			d.lowest[id] = lowest{*s.Height, time.Since(s.Started)}
 		}
-		var low *uint64
-		if h, seen := d.lowest[id]; seen {
-			low = &h
+		var low *lowest
+		if l, seen := d.lowest[id]; seen {
+			low = &l
 		}
 		var res DecreeResult
-		t[id], res = judgeDecree(d.plan.Decree.Target, b, known, s, low, up, late)
+		t[id], res = judgeDecree(d.plan.Decree.Target, d.fleet.Inventory().Block, b, known, s, low, up, late)
 		d.results[id] = res
 		r.Say(rolling.Event{Node: id, Kind: rolling.KindWait, Name: string(Verify), State: string(t[id].State), Text: t[id].Text})
 	})
@@ -299,9 +326,13 @@ func (d *decree) round(ctx context.Context, r *Run, was map[string]before, late 
 }
 
 // judgeDecree says how a node stands after a decree to target. low is the lowest
-// height seen since its start, up that it has come up, late that the time is over.
-func judgeDecree(target uint64, b before, known bool, s sight, low *uint64, up, late bool) (Standing, DecreeResult) {
-	res := DecreeResult{From: b.Height, Lowest: low}
+// height seen since its start, nil for none, up that it has come up, late that the
+// time is over.
+func judgeDecree(target uint64, block time.Duration, b before, known bool, s sight, low *lowest, up, late bool) (Standing, DecreeResult) {
+	res := DecreeResult{From: b.Height}
+	if low != nil {
+		res.Lowest = &low.Height
+	}
 	open := func(text string) Standing {
 		if late {
 			return Standing{State: Failed, Text: text + ", and the time for it is over", Down: s.Reached && !s.runs()}
@@ -323,10 +354,12 @@ func judgeDecree(target uint64, b before, known bool, s sight, low *uint64, up, 
 	res.Restarted = true
 	text := "started anew"
 	switch above := b.Height != nil && *b.Height > target; {
+	case low != nil && above && !low.tells(target, b, block):
+		text += fmt.Sprintf("; it was seen at height %d only %s later, when it could have passed the %d it was at before", low.Height, low.After.Round(time.Second), *b.Height)
 	case low != nil && above:
-		pruned := *low <= target || *low < *b.Height
+		pruned := low.Height < *b.Height
 		res.Pruned = &pruned
-		if text += fmt.Sprintf(" at height %d, was at %d", *low, *b.Height); !pruned {
+		if text += fmt.Sprintf(" at height %d, was at %d", low.Height, *b.Height); !pruned {
 			return Standing{State: Failed, Text: text + ": nothing was pruned"}, res
 		}
 	case above:
