@@ -15,6 +15,10 @@ import (
 	"github.com/qnetops/qnetops/rolling"
 )
 
+// genesisTogether are so many genesis nodes as find each other at a start: one and
+// three others.
+const genesisTogether = 4
+
 // ReleasePlan is the part of the release of a halted fleet.
 type ReleasePlan struct {
 	// Of is the halt whose policies are given back; "" where they were named.
@@ -75,7 +79,7 @@ func newReleasePlan(view observe.View, in rolling.Inputs, ask ReleaseAsk, known 
 		}
 		rel.Asides[id] = asides(in.Nodes[id].Facts)
 	}
-	rel.Least = min(4, genesisOf(known.Roles))
+	rel.Least = min(genesisTogether, genesisOf(known.Roles))
 	p.Threshold = Threshold{Rule: "every committee member of the inventory", Absent: members(p.Committee.Members, p.Hosts,
 		known.IDs)}
 	if p.At != "" {
@@ -143,13 +147,38 @@ func checkHalted(p Plan, sights map[string]sight) []observe.Check {
 }
 
 func checkGenesis(p Plan) observe.Check {
-	c := observe.Check{Name: "start_set", Verdict: observe.Pass, Reason: fmt.Sprintf("%d genesis hosts are started first, %d "+
-		"are needed", len(p.Release.First), p.Release.Least)}
-	if len(p.Release.First) < p.Release.Least {
+	return checkStartSet(len(p.Release.First), 0, p.Release.Least)
+}
+
+// checkStartSet refuses to start fewer genesis hosts together than find each other:
+// one that sees fewer than three others waits for ever (facts 3, 8 #14). others are
+// those of other operators that are known to start with them.
+func checkStartSet(first, others, least int) observe.Check {
+	c := observe.Check{Name: "start_set", Verdict: observe.Pass, Reason: fmt.Sprintf("%d genesis hosts are started first, %d are needed", first, least)}
+	if others > 0 {
+		c.Reason += fmt.Sprintf(", %d nodes of other operators are ready", others)
+	}
+	if first+others < least {
 		c.Verdict = observe.Fail
 		c.Reason += ": with fewer they would wait for each other for ever"
 	}
 	return c
+}
+
+// genesisAmong counts the genesis hosts among these; without a list those of the
+// whole inventory.
+func genesisAmong(view observe.View, ids ...string) (n int) {
+	for _, v := range view.Nodes {
+		if v.Role == fleet.RoleGenesis && (len(ids) == 0 || slices.Contains(ids, v.ID)) {
+			n++
+		}
+	}
+	return n
+}
+
+// startSet is checkStartSet for hosts of a fleet that was looked at.
+func startSet(view observe.View, hosts []string, others int) observe.Check {
+	return checkStartSet(genesisAmong(view, hosts...), others, min(genesisTogether, genesisAmong(view)+others))
 }
 
 // notOfRelease are checks of a roll that ask for a fleet that runs, or that the

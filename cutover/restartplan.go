@@ -304,7 +304,8 @@ func (o *Operations) ProposeRestart(ctx context.Context, ask RestartAsk) (Propos
 		known.Archive = &check
 	}
 	p := Proposal{Plan: plan}
-	p.Checks = slices.Concat(checkStart(ask.start(), time.Now()), judgeAsk(plan, ask, known, in), checkHostsData(plan, known),
+	p.Checks = slices.Concat(checkStart(ask.start(), time.Now()), judgeAsk(plan, ask, known, in),
+		[]observe.Check{startSet(view, plan.Hosts, len(plan.Restart.Others))}, checkHostsData(plan, known),
 		checkArmed(plan, in), checkGoneAgain(plan, in),
 		slices.DeleteFunc(rolling.Preflight(view, in, plan.Restart.Roll), notOfRestart))
 	return p, ctx.Err()
