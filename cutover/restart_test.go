@@ -20,11 +20,17 @@ import (
 	"github.com/qnetops/qnetops/rolling"
 )
 
-// stall takes two of six nodes away, which is one more than the chain tolerates,
-// and lets the others make blocks that are never sealed.
+// alive are the hosts that a stall leaves: one more than the chain tolerates is
+// away, 005 and 006 of six.
+func (w *world) alive() []string {
+	ids := w.ids()
+	return ids[:len(ids)-(len(ids)-1)/3-1]
+}
+
+// stall takes the other nodes away, and lets these make blocks that are never sealed.
 func (w *world) stall() {
 	w.Helper()
-	for _, id := range []string{"005", "006"} {
+	for _, id := range without(w.ids(), w.alive()...) {
 		if err := w.host(id).Engine().StopContainer(w.host(id).Spec().Container); err != nil {
 			w.Fatal(err)
 		}
@@ -85,7 +91,7 @@ func (t *tool) values(change func(m *manifest.Manifest)) cutover.RestartValues {
 		t.w.Fatal(err)
 	}
 	var alive []string
-	for _, id := range survivors {
+	for _, id := range t.w.alive() {
 		h, err := t.client(id).NodeHealth(ctx)
 		if err != nil {
 			t.w.Fatal(err)
@@ -126,17 +132,19 @@ func (w *world) image(tag string, m manifest.Manifest) simnode.AddedImage {
 // restartAsk is what `qnetops restart execute FOLDER` asks, with a record that
 // holds.
 func (t *tool) restartAsk(v cutover.RestartValues, at time.Time) cutover.RestartAsk {
-	ask := cutover.RestartAsk{Ask: cutover.Ask{Hosts: slices.Clone(survivors), Skipped: []string{"005", "006"}}, Values: v, StartAt: at}
+	ask := cutover.RestartAsk{Ask: cutover.Ask{Hosts: t.w.alive(), Skipped: without(t.w.ids(), t.w.alive()...)}, Values: v, StartAt: at}
 	ask.Verify = func(ctx context.Context) (restart.Verification, restart.Evidence, error) {
-		ev, err := restart.Gather(ctx, restart.FleetHosts(ctx, t.fleet, survivors), restart.Options{Fleet: t.fleet.Inventory().Name, Operator: "ann", ID: restart.NewID(), Number: 1,
+		ev, err := restart.Gather(ctx, restart.FleetHosts(ctx, t.fleet, t.w.alive()), restart.Options{Fleet: t.fleet.Inventory().Name, Operator: "ann", ID: restart.NewID(), Number: 1,
 			Tool: "test", Now: time.Now(), Ranges: []restart.IndexRange{{From: v.K() - 1, To: v.K()}}, Block: t.fleet.Inventory().Block})
-		return restart.Verification{OK: true, K: v.K(), Shown: survivors}, ev, err
+		return restart.Verification{OK: true, K: v.K(), Shown: t.w.alive()}, ev, err
 	}
 	ask.CheckArchive = func(ctx context.Context, id string, joiners int) (restart.ArchiveCheck, error) {
 		in := restart.ArchiveInput{Fleet: t.fleet.Inventory().Name, Designated: id, K: v.K(), Block: t.fleet.Inventory().Block, Joiners: joiners, ReadBytes: 1 << 20,
 			Sample: 4, Seed: 1, Patience: 30 * time.Second, Now: time.Now}
-		for _, h := range survivors {
-			in.Hosts = append(in.Hosts, restart.ArchiveHost{ID: h, Node: t.client(h)})
+		for _, h := range t.w.alive() {
+			if conn, err := rolling.Reach(ctx, t.fleet, h); err == nil {
+				in.Hosts = append(in.Hosts, restart.ArchiveHost{ID: h, Node: conn.Node()})
+			}
 		}
 		check, err := restart.CheckArchive(ctx, in)
 		for i := range check.Checks { // no time passes while bytes flow in this lab

@@ -20,11 +20,16 @@ func (w *world) unsealed(n int) uint64 {
 	w.Helper()
 	w.inject("002", "mute", "")
 	w.inject("003", "mute", "")
-	time.Sleep(time.Duration(n) * fast)
+	w.Blocks(n)
+	return w.certified(w.ids()...)
+}
+
+// certified is the height up to which one of these hosts holds certificates.
+func (w *world) certified(ids ...string) (floor uint64) {
+	w.Helper()
 	tool := w.tool()
 	defer tool.exit()
-	var floor uint64
-	for _, id := range w.ids() {
+	for _, id := range ids {
 		conn, err := tool.fleet.Conn(w.Context(), id)
 		if err != nil {
 			w.Fatal(err)
