@@ -186,6 +186,19 @@ func (c *Cluster) Isolate(ctx context.Context, id string) error {
 	return c.dropForwarded(ctx, id, true)
 }
 
+// Slow lets what a host sends through at a rate, in tc's words ("1mbit"): answers and logs come late, and so do its node's
+// votes. What it receives is as fast as before; Fast and a reboot undo it.
+func (c *Cluster) Slow(ctx context.Context, id, rate string) error {
+	_, err := c.Exec(ctx, id, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "16kb", "latency", "4s")
+	return err
+}
+
+// Fast undoes Slow; a host that is not slow is an error.
+func (c *Cluster) Fast(ctx context.Context, id string) error {
+	_, err := c.Exec(ctx, id, "tc", "qdisc", "del", "dev", "eth0", "root")
+	return err
+}
+
 // dropForwarded keeps exactly one dropping rule for each direction, or none, in front of the engine's own rules.
 func (c *Cluster) dropForwarded(ctx context.Context, id string, drop bool) error {
 	_, init, err := c.at(id)
