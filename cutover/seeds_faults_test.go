@@ -82,12 +82,12 @@ func span(kind string, hosts int) (events int, took time.Duration) {
 	return 65 * hosts, 20 * time.Second
 }
 
-// drawBlows draws what befalls a run: mostly one to three blows, sometimes none.
+// drawBlows draws what befalls a run.
 func drawBlows(rng *rand.Rand, s *seedScene) (out []blow) {
 	events, took := span(s.kind, len(s.hosts))
-	for range pick(rng, 0, 1, 1, 1, 2, 2, 2, 3, 3, 4) {
+	for range pick(rng, 1, 1, 2, 2, 2, 3, 3, 4) {
 		b := blow{host: pick(rng, s.hosts...)}
-		if rng.IntN(2) == 0 {
+		if rng.IntN(5) < 3 {
 			b.what = pick(rng, sudden()...)
 		} else {
 			b.what = pick(rng, lasting()...)

@@ -58,7 +58,6 @@ type oracle struct {
 // before is a host before the operation.
 type before struct {
 	node     engine.Summary
-	raw      inspected
 	count    int // its node's containers
 	files    []file
 	dirs     []string
@@ -81,8 +80,12 @@ func newOracle(w *world, s *seedScene) *oracle {
 	o := &oracle{w: w, s: s, images: newImages(w), was: map[string]before{}, exact: map[string][]file{}, halted: map[string]bool{}, looked: map[string]bool{},
 		sealed: map[point]map[string]string{}, stop: make(chan struct{}), done: make(chan struct{})}
 	for _, id := range w.ids() {
-		b := before{node: w.node(id), raw: o.inspect(id, w.node(id).ID), count: len(w.all(id)), files: inventory(w.host(id)), dirs: dataDirs(w.host(id))}
-		b.settings = o.images.settings(b.raw)
+		b := before{count: len(w.all(id)), files: inventory(w.host(id)), dirs: dataDirs(w.host(id))}
+		for _, c := range w.all(id) {
+			if c.Name == w.host(id).Spec().Container {
+				b.node, b.settings = c, o.images.settings(o.inspect(id, c.ID))
+			}
+		}
 		o.was[id] = b
 	}
 	o.chain()

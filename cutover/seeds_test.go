@@ -183,11 +183,7 @@ func (r *seeded) judge(t *tool, what string, doc cutover.Document, err error, ma
 	var refused *rolling.RefusedError
 	switch {
 	case errors.As(err, &refused) && open == "" && t.op() == "":
-		for _, q := range r.w.lab.Requests()[mark:] {
-			if q.Method != "GET" && q.Method != "HEAD" && q.Origin != "ssh" && q.Origin != "" {
-				r.o.broken(ruleRefused, "%s: %s %s %s", what, q.Host, q.Method, q.Path)
-			}
-		}
+		r.o.untouched(what, r.w.lab.Requests()[mark:])
 	case err == nil && open != "":
 		r.o.broken(ruleTrue, "%s says %s, and operation %s is open", what, doc.Outcome, open)
 	case err != nil && open != "" && !dead:
@@ -200,6 +196,15 @@ func (r *seeded) judge(t *tool, what string, doc cutover.Document, err error, ma
 	}
 	if err == nil {
 		r.isTrue(doc, look)
+	}
+}
+
+// untouched asks that no agent changed anything on an engine.
+func (o *oracle) untouched(what string, requests []lab.Request) {
+	for _, q := range requests {
+		if q.Method != "GET" && q.Method != "HEAD" && (strings.HasPrefix(q.Origin, "agent:") || strings.HasPrefix(q.Origin, "guardian:")) {
+			o.broken(ruleRefused, "%s: %s %s %s", what, q.Host, q.Method, q.Path)
+		}
 	}
 }
 
@@ -240,7 +245,7 @@ func (r *seeded) operate() {
 		if id == "" {
 			break
 		}
-		r.w.Wait(time.Duration(r.rng.IntN(20_000)) * time.Millisecond)
+		r.w.Wait(time.Duration(r.rng.IntN(8_000)) * time.Millisecond)
 		if r.rng.IntN(2) == 0 {
 			r.mend()
 		}
@@ -287,7 +292,7 @@ func (r *seeded) mend() {
 			}
 		}
 	}
-	r.w.Wait(5 * time.Second)
+	r.w.Wait(3 * time.Second) // a host that boots is back by then
 }
 
 // finish brings an operation to its end by the means that the tool names: resume,
@@ -314,7 +319,7 @@ func (r *seeded) finish() {
 			r.closed = true
 			_, _ = r.process("closing", append(waivers, rolling.Waiver{Check: "point_of_no_return", Reason: because}), r.abort(id))
 		}
-		r.w.Wait(20 * time.Second)
+		r.w.Wait(3 * time.Second)
 	}
 	if id := r.open(); id != "" {
 		r.o.broken(ruleEnds, "operation %s cannot be ended by resume, abort or waivers", id)
@@ -332,7 +337,7 @@ func (r *seeded) start() {
 			}
 		}
 	}
-	r.w.Wait(10 * time.Second)
+	r.w.Wait(2 * time.Second)
 }
 
 // nags: an operation that somebody gave up is unfinished in the journal, and a host
@@ -349,7 +354,7 @@ func (r *seeded) nags(id string) {
 		r.o.broken(ruleNext, "operation %s is %s in the journal (%v)", id, rec.State, err)
 	}
 	r.w.Clear("", "")
-	r.w.Wait(5 * time.Second)
+	r.w.Wait(3 * time.Second) // a host that boots is back by then
 	view, err := observe.Observe(t.ctx, t.fleet, observe.Options{})
 	if err != nil {
 		r.w.Fatal(err)
@@ -400,7 +405,7 @@ func (r *seeded) shake() {
 			r.w.Error(err)
 		}
 	}
-	r.w.Wait(15 * time.Second)
+	r.w.Wait(5 * time.Second)
 	for _, id := range r.s.hosts {
 		r.o.sample(id)
 	}
