@@ -43,6 +43,9 @@ func ofLater(s sight, known *Stop) sight {
 type sight struct {
 	Reached bool
 	Why     string // why it was not reached
+	// Gone: the host answers, and no container bears the node's name. Then Reached is
+	// not set, for nothing can be said of the container.
+	Gone bool
 
 	Container string // id
 	State     string // Docker's word

@@ -41,7 +41,8 @@ func lookAt(ctx context.Context, f *fleet.Fleet, id string) sight {
 	}
 	c, err := conn.Inspect(ctx)
 	if err != nil {
-		return sight{Why: err.Error()}
+		var engine *fleet.EngineError
+		return sight{Why: err.Error(), Gone: errors.As(err, &engine) && engine.Fault == fleet.EngineNotFound}
 	}
 	s := sight{Reached: true, Container: c.ID, State: c.State, ExitCode: c.ExitCode, Restarts: c.RestartCount,
 		Policy:  c.RestartPolicy,

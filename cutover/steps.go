@@ -128,7 +128,7 @@ func (c *crew) change(ctx context.Context, r *Run, ids []string, t Tally, do fun
 // that was tried and failed.
 func (c *crew) failed(ctx context.Context, id string, err error) Standing {
 	s := lookAt(context.WithoutCancel(ctx), c.fleet, id)
-	if !s.Reached {
+	if !s.Reached && !s.Gone {
 		return Standing{State: Missing, Text: err.Error()}
 	}
 	return Standing{State: Failed, Text: err.Error(), Down: !s.runs()}

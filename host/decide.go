@@ -126,9 +126,13 @@ func decideBack(o observation, p progress) action {
 		return orStuck(p, stepNextNo, "the restart policy of the successor cannot be cleared")
 	case old.runs() && p.intents[stepStopOld] > 0 && old.StartedAt == p.spec.OldStarted && p.done[stepSettleOld] == 0:
 		return action{Step: stepSettleOld}
-	case old.Policy != p.spec.Policy:
+	case p.spec.NoStart && old.runs():
+		return orStuck(p, stepStopOld, "the old container, which is not to run, cannot be stopped")
+	case p.spec.NoStart && old.Policy.Name != "no":
+		return orStuck(p, stepOldNo, "the restart policy of the old container cannot be cleared")
+	case !p.spec.NoStart && old.Policy != p.spec.Policy:
 		return orStuck(p, stepOldPolicy, "the restart policy of the old container cannot be restored")
-	case !old.runs():
+	case !p.spec.NoStart && !old.runs():
 		return orStuck(p, stepStartOld, "the old container cannot be started")
 	case nextInWay(next, p):
 		return orStuck(p, stepNextFailed, "the successor cannot be renamed out of the way")

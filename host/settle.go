@@ -179,7 +179,7 @@ func (a *agent) again(ctx context.Context, claim Claim, p progress, l *txLog) (r
 // another one.
 func (a *agent) putBackAgain(ctx context.Context, claim Claim, req PutBackRequest, l *txLog) (r ReplaceResult, ok bool, err error) {
 	p := replay(l.entries)
-	if !p.ended || p.spec.AsideName != req.AsideName || req.ExpectAsideID != "" && req.ExpectAsideID != p.spec.OldID {
+	if !p.ended || p.spec.AsideName != req.AsideName || p.spec.NoStart != req.NoStart || req.ExpectAsideID != "" && req.ExpectAsideID != p.spec.OldID {
 		return r, false, nil
 	}
 	switch p.outcome {
@@ -196,7 +196,7 @@ func (a *agent) putBackAgain(ctx context.Context, claim Claim, req PutBackReques
 		if err != nil && !isCode(err, CodeNotFound) {
 			return r, false, err
 		}
-		if err := mayStartAgain(old, req.AllowOneShot); err != nil {
+		if err := mayStartAgain(old, req.AllowOneShot || req.NoStart); err != nil {
 			return r, true, err
 		}
 	default:

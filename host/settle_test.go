@@ -273,6 +273,33 @@ func TestHeldWhereAsked(t *testing.T) {
 	}
 }
 
+// TestPutBackStartsNothing: after a replace that was held the old container gets the node's name back and stays down, whatever it
+// carries; asked again it is there already, and its successor can be staged and tried once more.
+func TestPutBackStartsNothing(t *testing.T) {
+	for _, play := range []int{1, 3} { // the second carries a variable that acts once
+		bubble(t, func(r *rig) {
+			rep := r.stageFor(plays[play])
+			req := replaceRequest(rep)
+			req.NoPutBack = true
+			res, err := r.w.Replace(r.ctx, req, nil)
+			if err != nil || res.Outcome != Held {
+				t.Fatalf("%+v %v", res, err)
+			}
+			back := putBackRequest()
+			back.NoStart = true
+			for range 2 {
+				if res, err = r.w.PutBack(r.ctx, back, nil); err != nil || res.Outcome != PutBack {
+					t.Fatalf("%+v %v", res, err)
+				}
+				old, next := r.e.cs[rep.OldID], r.e.cs[rep.NextID]
+				if old.status != "exited" || old.name != nodeName || policyFrom(r.e.view(old)).Name != "no" || next.name != back.FailedName || next.status == "running" {
+					t.Errorf("old %s %s, successor %s %s", old.name, old.status, next.name, next.status)
+				}
+			}
+		})
+	}
+}
+
 // TestPutBackOfOneShotIsRefused after a replace that went well.
 func TestPutBackOfOneShotIsRefused(t *testing.T) {
 	bubble(t, func(r *rig) {

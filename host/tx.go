@@ -415,7 +415,7 @@ func (h *hostOps) beginPutBack(ctx context.Context, req PutBackRequest, logs [][
 	if req.ExpectAsideID != "" && req.ExpectAsideID != asideID || req.ExpectCurrentID != "" && req.ExpectCurrentID != curID || asideID == curID {
 		return nil, errorf(CodeChanged, "look again and plan anew", "the containers on this host are not those of the plan")
 	}
-	if err := mayStartAgain(aside, req.AllowOneShot); err != nil {
+	if err := mayStartAgain(aside, req.AllowOneShot || req.NoStart); err != nil {
 		return nil, err
 	}
 	if strings.TrimPrefix(str(cur, "Name"), "/") != req.FailedName {
@@ -433,7 +433,7 @@ func (h *hostOps) beginPutBack(ctx context.Context, req PutBackRequest, logs [][
 	}
 	timeout := stopTimeout(cur, req.StopTimeoutSeconds)
 	return &TxSpec{OldID: asideID, NextID: curID, Name: req.Container, AsideName: req.AsideName, FailedName: req.FailedName,
-		Policy: policy, Timeout: timeout, DataPath: data.HostPath, Back: true, Epoch: epoch}, nil
+		Policy: policy, Timeout: timeout, DataPath: data.HostPath, Back: true, NoStart: req.NoStart, Epoch: epoch}, nil
 }
 
 // stopTimeout is the longest of what was asked, the container's own and the floor.

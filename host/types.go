@@ -298,6 +298,9 @@ type PutBackRequest struct {
 	// AllowOneShot lets a container start again that carries a variable which acts
 	// at every start; without it such a put-back is refused with ErrOneShot.
 	AllowOneShot bool `json:"allow_one_shot,omitempty"`
+	// NoStart gives it its name back and leaves it stopped with restart policy `no`:
+	// for a replace that was held, whose successor is to be tried once more.
+	NoStart bool `json:"no_start,omitempty"`
 }
 
 // Outcome of a local transaction.
@@ -370,7 +373,8 @@ type TxSpec struct {
 	Policy     Policy `json:"policy"`  // the policy the node's container has in ordinary times
 	Timeout    int    `json:"timeout"` // seconds a stop may take before SIGKILL
 	DataPath   string `json:"data_path"`
-	Back       bool   `json:"back"` // a put-back
+	Back       bool   `json:"back"`               // a put-back
+	NoStart    bool   `json:"no_start,omitempty"` // a put-back that starts nothing
 	OldStarted string `json:"old_started"`
 	Epoch      uint64 `json:"epoch"`
 	Hold       string `json:"hold,omitempty"` // why the old container must not be started again; "": it may

@@ -28,6 +28,9 @@ const (
 	// AliveWindows is how old, in windows before the stall, the last sign of life of an identity may be that was not silent
 	// before it.
 	AliveWindows = 10
+	// BootGenesis is how many genesis nodes must be started for any of them to come up: each waits for three others, for ever
+	// (facts 3, 8 #14).
+	BootGenesis = 4
 	// maxExcerpts is how many log lines are named for each identity, the newest.
 	maxExcerpts = 8
 )

@@ -204,8 +204,34 @@ func (x *exclusion) verdict() {
 	case a.Spare == 0:
 		x.warn("no fault is tolerated afterwards: %s and %d of %d must sign", who, a.Quorum, a.Committee)
 	}
+	x.boot()
 	if a.Spare >= 0 && a.Alive < a.Quorum && a.Committee > 0 {
 		x.warn("the quorum of %d rests on identities of which nothing was seen since the stall: %s; ask their operators before you publish",
 			a.Quorum, strings.Join(x.out.SignedUntil, ", "))
 	}
+}
+
+// boot warns where so few genesis identities are left that those would wait for each other for ever when they are started. A
+// barred node that its operator starts all the same is heard as a peer; nobody can rely on that.
+func (x *exclusion) boot() {
+	var left, away []string
+	for i := range x.out.Identities {
+		switch id := &x.out.Identities[i]; {
+		case !genesis(id.ID):
+		case id.Life == LifeNone || slices.Contains(x.out.Excluded, id.ID):
+			away = append(away, id.ID)
+		default:
+			left = append(left, id.ID)
+		}
+	}
+	if len(left) > 0 && len(away) > 0 && len(left) < BootGenesis {
+		x.warn("a genesis node waits at boot for three others, for ever, and %d are left: %s. Without %s, barred or not shown alive, none of them would "+
+			"come up unless an operator of one of these starts it too", len(left), strings.Join(left, ", "), strings.Join(away, ", "))
+	}
+}
+
+// genesis says whether an identity is one of the five of the genesis set, by its name.
+func genesis(id string) bool {
+	n, ok := strings.CutPrefix(id, "genesis_node_00")
+	return ok && len(n) == 1 && n >= "1" && n <= "5"
 }

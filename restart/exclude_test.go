@@ -418,3 +418,33 @@ func FuzzParseList(f *testing.F) {
 		}
 	})
 }
+
+// TestExcludeWarnsOfTheBoot: a genesis node waits for three others, so four must be left that are started. The sixth is none.
+func TestExcludeWarnsOfTheBoot(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		silent map[int]uint64
+		list   []int
+		left   int // named in the warning; 0: there is none
+	}{
+		{"nobody", nil, nil, 0},
+		{"one that is no genesis node", nil, []int{6}, 0},
+		{"one genesis node", nil, []int{5}, 0},
+		{"one, and the sixth", nil, []int{5, 6}, 0},
+		{"two", nil, []int{4, 5}, 3},
+		{"one, and one that is dead", map[int]uint64{4: 1}, []int{5}, 3},
+	} {
+		o := restart.ExcludeOptions{List: []string{}, ListName: "bar.txt"}
+		for _, n := range c.list {
+			o.List = append(o.List, ids(6)[n-1])
+		}
+		x := exclude(t, stall(c.silent), o)
+		at := slices.IndexFunc(x.Warnings, func(w string) bool { return strings.Contains(w, "waits at boot for three others") })
+		if (at >= 0) != (c.left > 0) {
+			t.Errorf("%s: %q", c.name, x.Warnings)
+		}
+		if at >= 0 && !strings.Contains(x.Warnings[at], fmt.Sprintf("and %d are left: genesis_node_001, genesis_node_002, genesis_node_003.", c.left)) {
+			t.Errorf("%s: %s", c.name, x.Warnings[at])
+		}
+	}
+}

@@ -58,6 +58,16 @@ func (r *Runner) SwapIn(ctx context.Context, p NodePlan) error {
 	if err != nil {
 		return err
 	}
+	failed := ""
+	if heldDown(situation, p) {
+		failed = situation.Failed.Name
+		if err := r.again(ctx, p, situation); err != nil {
+			return err
+		}
+		if situation, err = r.situation(ctx, p); err != nil {
+			return err
+		}
+	}
 	switch stageOf(situation, p) {
 	case stageReplaced, stageRolled:
 		return nil
@@ -65,6 +75,14 @@ func (r *Runner) SwapIn(ctx context.Context, p NodePlan) error {
 		return &InDoubtError{Operation: r.Op.ID(), Node: p.ID, Reason: "the containers on the host fit no step of this " +
 			"operation: " + describe(situation)}
 	}
+	if err := r.swap(ctx, p); err != nil || failed == "" {
+		return err
+	}
+	return r.clearHeld(ctx, p, failed)
+}
+
+// swap stages the successor once more, which must still match, and replaces.
+func (r *Runner) swap(ctx context.Context, p NodePlan) error {
 	report, err := r.stage(ctx, p)
 	if err != nil {
 		return err
@@ -75,10 +93,41 @@ func (r *Runner) SwapIn(ctx context.Context, p NodePlan) error {
 	}
 	done, err := r.replace(ctx, p)
 	if err == nil && done.Outcome != host.Replaced {
-		err = &StoppedError{Operation: r.Op.ID(), Node: p.ID, LastLines: tail(done.LastLines, 12),
-			Reason: "the successor did not start: " + done.Reason}
+		reason := "the successor did not start: " + done.Reason
+		err = &StoppedError{Operation: r.Op.ID(), Node: p.ID, LastLines: tail(done.LastLines, 12), Reason: reason}
 	}
 	return err
+}
+
+// heldDown says that a replace of this operation was held: the old container is set
+// aside, its successor did not start, and nothing bears the node's name.
+func heldDown(s host.Situation, p NodePlan) bool {
+	return !s.Unsettled && s.Current == nil && s.Aside != nil && s.Aside.ID == p.ContainerID && !s.Aside.Running() &&
+		s.Failed != nil && !s.Failed.Running()
+}
+
+// again lets a successor that did not start be tried once more: the old container
+// gets the node's name back and is not started.
+func (r *Runner) again(ctx context.Context, p NodePlan, s host.Situation) error {
+	return r.step(ctx, p.ID, "again", "name the old container as before, stopped", func(ctx context.Context,
+		w *host.Writer) (any, error) {
+		return w.PutBack(ctx, host.PutBackRequest{Container: p.Container, AsideName: s.Aside.Name, FailedName: s.Failed.Name,
+			StopTimeoutSeconds: p.StopTimeout, ExpectAsideID: p.ContainerID, NoStart: true}, r.tx(p))
+	})
+}
+
+// clearHeld archives the log of a successor that did not start, once another one
+// runs, and removes it.
+func (r *Runner) clearHeld(ctx context.Context, p NodePlan, name string) error {
+	return r.step(ctx, p.ID, "clear", "archive the failed container's log, remove it", func(ctx context.Context,
+		w *host.Writer) (any, error) {
+		facts, err := w.Client().Facts(ctx, host.FactsRequest{Container: name})
+		if err != nil || facts.Container == nil || facts.Container.Running() {
+			return nil, err
+		}
+		return w.Finish(ctx, host.FinishRequest{Container: p.Container, AsideName: name, LogDir: r.Fleet.Inventory().LogArchive},
+			r.tx(p))
+	})
 }
 
 // Swapped says whether a successor of this operation runs on the node, or may
