@@ -2,6 +2,7 @@ package cutover_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/qnetops/qnetops/lab"
 	"github.com/qnetops/qnetops/lab/engine"
@@ -19,8 +20,10 @@ func names(cs []engine.Summary) string { return rollingtest.Names(cs) }
 // world is a fleet in memory with what the tests of a cut-over ask of it.
 type world struct {
 	*rollingtest.World
-	lab *lab.Lab
-	dir string
+	lab    *lab.Lab
+	dir    string
+	shared string        // a store that every process reaches from a machine of its own; "": the file in dir
+	notice time.Duration // from a command to the moment it names
 }
 
 // inLab runs fn in a bubble of virtual time with a fleet that seals.
@@ -34,7 +37,9 @@ func inLab(t *testing.T, nodes int, fn func(*testing.T, *world)) {
 
 func config(nodes int) lab.Config { return lab.Config{Nodes: nodes, Block: fast} }
 
-func worldOf(w *rollingtest.World) *world { return &world{World: w, lab: w.Lab, dir: w.Dir} }
+func worldOf(w *rollingtest.World) *world {
+	return &world{World: w, lab: w.Lab, dir: w.Dir, notice: 20 * time.Minute}
+}
 
 func (w *world) host(id string) *lab.Host            { w.Helper(); return w.Host(id) }
 func (w *world) inject(id, kind, arg string)         { w.Helper(); w.Inject(id, kind, arg) }
@@ -44,5 +49,13 @@ func (w *world) node(id string) engine.Summary       { w.Helper(); return w.Node
 func (w *world) all(id string) []engine.Summary      { w.Helper(); return w.Nodes(id) }
 func (w *world) clean()                              { w.Helper(); w.Clean() }
 func (w *world) healthy()                            { w.Helper(); w.Healthy() }
-func (w *world) tool() *tool                         { w.Helper(); return w.toolOf(w.Tool()) }
 func (w *world) mustRefuse(e error, c, words string) { w.Helper(); w.MustRefuse(e, c, words) }
+
+// tool starts one process of an operator.
+func (w *world) tool() *tool {
+	w.Helper()
+	if w.shared != "" {
+		return w.toolOf(w.Elsewhere(w.shared))
+	}
+	return w.toolOf(w.Tool())
+}

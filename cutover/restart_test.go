@@ -35,7 +35,7 @@ func (w *world) stall() {
 			w.Fatal(err)
 		}
 	}
-	time.Sleep(600 * fast)
+	w.Blocks(600)
 }
 
 // soon is a start time that all operators can keep.

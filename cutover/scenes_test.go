@@ -25,10 +25,8 @@ type scene struct {
 	nature func(t *tool)                           // what the chain's own nodes do meanwhile, whoever runs the operation
 	ended  func()                                  // how the hosts that take part stand in the end
 
-	before  map[string]map[string]int64 // every file of the data directories
-	pruned  *uint64                     // the nodes themselves take their blocks above it
-	connect func() *tool                // the next process of an operator
-	notice  time.Duration               // from the command to the moment it names
+	before map[string]map[string]int64 // every file of the data directories
+	pruned *uint64                     // the nodes themselves take their blocks above it
 }
 
 // kind of a cut-over: how many nodes its fleet has, how many where one is dead and
@@ -56,8 +54,7 @@ func kinds() []kind {
 // on brings a fleet to where a kind is needed. dead is the host that is lost before
 // anybody asks for the operation.
 func (k kind) on(w *world, dead string) *scene {
-	s := &scene{world: w, phases: k.phases, hosts: without(w.ids(), dead), dead: dead, nature: func(*tool) {}, notice: 20 * time.Minute}
-	s.connect = w.tool
+	s := &scene{world: w, phases: k.phases, hosts: without(w.ids(), dead), dead: dead, nature: func(*tool) {}}
 	k.set(s)
 	s.before = map[string]map[string]int64{}
 	for _, id := range w.ids() {
@@ -76,7 +73,7 @@ func without(ids []string, out ...string) []string {
 
 // process starts one process of an operator, in the nature of things.
 func (s *scene) process() *tool {
-	t := s.connect()
+	t := s.tool()
 	s.nature(t)
 	return t
 }
@@ -117,7 +114,7 @@ func (s *scene) toHalt() {
 		for _, id := range s.hosts {
 			s.world.down(id)
 		}
-		t := s.connect()
+		t := s.tool()
 		if _, err := t.release(cutover.ReleaseAsk{Ask: s.ask(), Image: "qnet:v2"}); err != nil {
 			s.Fatal(err)
 		}
@@ -159,7 +156,7 @@ func (s *scene) unseal() (floor uint64, muted []string) {
 	for _, id := range muted {
 		s.inject(id, "mute", "")
 	}
-	s.Blocks(500)
+	s.Blocks(130)
 	return s.certified(s.hosts...), muted
 }
 
@@ -216,7 +213,7 @@ func (s *scene) toRestart() {
 		return t.restart(ask)
 	}
 	s.ended = func() {
-		t := s.connect()
+		t := s.tool()
 		defer t.exit()
 		t.onNewChain(v, s.hosts)
 	}

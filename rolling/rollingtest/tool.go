@@ -45,6 +45,19 @@ func (w *World) Tool() *Tool {
 // ToolAt is Tool with a store of another name.
 func (w *World) ToolAt(state string) *Tool {
 	w.Helper()
+	return w.start(w.Hosts, w.Agent, state)
+}
+
+// Elsewhere starts a process on a machine of its own: it has an inventory, keys and an agent in a folder that no other
+// process knows, and shares the store alone.
+func (w *World) Elsewhere(state string) *Tool {
+	w.Helper()
+	hosts, agent := w.machine(w.TempDir())
+	return w.start(hosts, agent, state)
+}
+
+func (w *World) start(hosts, agent, state string) *Tool {
+	w.Helper()
 	t := &Tool{W: w, Owner: "tester@example.org", State: state}
 	t.Ctx, t.Cancel = context.WithCancel(w.Context())
 	var err error
@@ -54,11 +67,11 @@ func (w *World) ToolAt(state string) *Tool {
 	if t.Store, err = journal.Open(t.Ctx, t.DB); err != nil {
 		w.Fatal(err)
 	}
-	inv, err := fleet.Load(w.Hosts)
+	inv, err := fleet.Load(hosts)
 	if err != nil {
 		w.Fatal(err)
 	}
-	t.Fleet, err = fleet.Open(t.Ctx, inv, inv.IDs(), fleet.Options{Dial: t.dial, AgentBinary: w.Agent, Version: "test",
+	t.Fleet, err = fleet.Open(t.Ctx, inv, inv.IDs(), fleet.Options{Dial: t.dial, AgentBinary: agent, Version: "test",
 		Getenv: func(string) string { return "" }})
 	if err != nil {
 		w.Fatal(err)

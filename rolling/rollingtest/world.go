@@ -81,14 +81,22 @@ func Up(t *testing.T, cfg lab.Config) *World {
 	if err := w.Lab.WaitHeight(t.Context(), History+100); err != nil {
 		t.Fatal(err)
 	}
-	if w.Hosts, err = w.Lab.WriteFiles(w.Dir); err != nil {
-		t.Fatal(err)
-	}
-	w.Agent = filepath.Join(w.Dir, "agent")
-	if err := os.WriteFile(w.Agent, elfHeader(), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	w.Hosts, w.Agent = w.machine(w.Dir)
 	return w
+}
+
+// machine puts into a folder what an operator needs: hosts.toml with its keys, and an agent.
+func (w *World) machine(dir string) (hosts, agent string) {
+	w.Helper()
+	hosts, err := w.Lab.WriteFiles(dir)
+	if err != nil {
+		w.Fatal(err)
+	}
+	agent = filepath.Join(dir, "agent")
+	if err := os.WriteFile(agent, elfHeader(), 0o755); err != nil {
+		w.Fatal(err)
+	}
+	return hosts, agent
 }
 
 // elfHeader is the shortest file that says it is a program for Linux on x86-64.
