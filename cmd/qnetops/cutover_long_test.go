@@ -25,19 +25,22 @@ type longCut struct {
 	dead   string   // the line at which a host loses its power
 	// begin brings the fleet to where the cut-over is called for, and returns its command line with what must be done at
 	// lines of its progress for the fleet to go on.
-	begin func(f *realFleet) (line []string, at map[string]func(*exec.Cmd))
+	begin func(f *realFleet) (line []string, at marks)
 	// end asserts what must be true of the fleet, from the stop to restored finality.
 	end func(f *realFleet)
 }
 
+// longBlock leaves the real parts of a cut-over room on a busy machine.
+const longBlock = 2 * cutoverBlock
+
 const midSwap = "003  · start_next intent"
 
 func longCuts() []longCut {
-	none := map[string]func(*exec.Cmd){}
+	none := marks{}
 	hurry := []string{"--waive", "fleet=the lag is short in a test"}
 	return []longCut{
 		{kind: "halt", phases: []string{"prepare", "hold", "go", "verify"}, host: "003", strike: midSwap, dead: phase("hold", "begun"),
-			begin: func(f *realFleet) ([]string, map[string]func(*exec.Cmd)) {
+			begin: func(f *realFleet) ([]string, marks) {
 				return []string{"halt", "--height", f.far(8)}, none
 			},
 			end: func(f *realFleet) {
@@ -46,23 +49,23 @@ func longCuts() []longCut {
 				f.whole(buildV2, f.ids()...)
 			}},
 		{kind: "release", phases: []string{"prepare", "hold", "go", "verify", "release"}, host: "003", strike: midSwap, dead: phase("hold", "begun"),
-			begin: func(f *realFleet) ([]string, map[string]func(*exec.Cmd)) {
+			begin: func(f *realFleet) ([]string, marks) {
 				f.must(0, "halt", "--height", f.far(4), "--yes")
 				return []string{"halt", "release", "qnet:v2"}, none
 			},
 			end: func(f *realFleet) { f.whole(buildV2, f.ids()...) }},
 		{kind: "rollback", phases: []string{"prepare", "hold", "go", "verify", "release"}, host: "003", strike: midSwap, dead: phase("hold", "begun"),
-			begin: func(f *realFleet) ([]string, map[string]func(*exec.Cmd)) {
+			begin: func(f *realFleet) ([]string, marks) {
 				f.stall(true)
-				return append([]string{"rollback", "--to-last-sealed"}, hurry...), map[string]func(*exec.Cmd){phase("hold", "done"): f.heal}
+				return append([]string{"rollback", "--to-last-sealed"}, hurry...), marks{phase("hold", "done"): f.heal}
 			},
 			end: func(f *realFleet) { f.whole(buildV1, f.ids()...) }},
 		{kind: "decree", phases: []string{"prepare", "go", "verify"}, host: "001", strike: "001  decree    begun", dead: phase("verify", "begun"),
-			begin: func(f *realFleet) ([]string, map[string]func(*exec.Cmd)) {
+			begin: func(f *realFleet) ([]string, marks) {
 				target := f.stall(true)
 				was := f.starts()
 				return append([]string{"decree", "submit", "--seq", "1", "--target", fmt.Sprint(target)}, hurry...),
-					map[string]func(*exec.Cmd){"001  decree    done": func(*exec.Cmd) {
+					marks{"001  decree    done": func(*exec.Cmd) {
 						go func() { // what is printed is not to wait for it
 							f.anew(was)
 							f.heal(nil)
@@ -71,7 +74,7 @@ func longCuts() []longCut {
 			},
 			end: func(f *realFleet) { f.whole(buildV1, f.ids()...) }},
 		{kind: "restart", supers: 1, phases: []string{"prepare", "hold", "data", "go", "verify", "release"}, host: "003", strike: midSwap, dead: phase("data", "done"),
-			begin: func(f *realFleet) ([]string, map[string]func(*exec.Cmd)) {
+			begin: func(f *realFleet) ([]string, marks) {
 				return f.restartable().execute(), none
 			},
 			end: func(f *realFleet) {
@@ -79,12 +82,12 @@ func longCuts() []longCut {
 				f.restartMade().verified()
 			}},
 		{kind: "unbar", supers: 1, phases: []string{"prepare", "hold", "go", "verify", "release"}, host: "003", strike: midSwap, dead: phase("hold", "begun"),
-			begin: func(f *realFleet) ([]string, map[string]func(*exec.Cmd)) {
+			begin: func(f *realFleet) ([]string, marks) {
 				r := f.restartable()
 				if out, code := f.follow(f.command(r.execute()...), nil); code != exitDone {
 					f.t.Fatalf("exit %d\n%s", code, tail(out, 12))
 				}
-				line, _ := r.unbar("open", 15*time.Second)
+				line, _ := r.unbar("open", 30*time.Second)
 				return line, none
 			},
 			end: func(f *realFleet) { f.whole("", f.ids()[:cutoverNodes]...) }},
@@ -141,7 +144,7 @@ func TestLongCutoversOnRealHosts(t *testing.T) {
 		for _, trouble := range longTroubles() {
 			t.Run(c.kind+"/"+trouble, func(t *testing.T) {
 				t.Parallel()
-				f := upCutover(t, program, c.supers)
+				f := upCutover(t, program, c.supers, longBlock)
 				began, before := time.Now(), f.inventory()
 				if trouble == "tool" {
 					f.lostAtEveryBarrier(c, server.DSN(t))
@@ -211,7 +214,7 @@ func flagged(line []string) []string {
 var operationNamed = regexp.MustCompile(`operation (\S+) \(after a crash`)
 
 // onwards resumes the newest operation until it is done.
-func (f *realFleet) onwards(code int, command func(...string) *exec.Cmd, at map[string]func(*exec.Cmd)) {
+func (f *realFleet) onwards(code int, command func(...string) *exec.Cmd, at marks) {
 	f.t.Helper()
 	for try := 0; code != exitDone; try++ {
 		if try == 6 {
