@@ -16,6 +16,12 @@ import (
 	"github.com/qnetops/qnetops/node"
 )
 
+// Answers are small and hosts are many: buffers of HTTP connections, in bytes.
+const (
+	readBuffer  = 2 << 10
+	writeBuffer = 1 << 10
+)
+
 // Conn is the one connection of a run to a host.
 type Conn struct {
 	fleet *Fleet
@@ -24,7 +30,7 @@ type Conn struct {
 
 	once   sync.Once
 	node   *node.Client
-	http   *http.Transport
+	http   atomic.Pointer[http.Transport]
 	engine *Engine
 
 	starting gate // held while the agent is installed and started
@@ -64,19 +70,19 @@ func (c *Conn) Server() string { return string(c.link.conn.ServerVersion()) }
 // no agent is to be had (the error tells why).
 func (c *Conn) Node() *node.Client {
 	c.once.Do(func() {
-		c.http = &http.Transport{
+		direct := &http.Transport{
 			DialContext:         c.dialNode,
 			MaxConnsPerHost:     4,
 			MaxIdleConnsPerHost: 1,
 			DisableCompression:  true,
-			// Answers are small and hosts are many.
-			ReadBufferSize:  2 << 10,
-			WriteBufferSize: 1 << 10,
+			ReadBufferSize:      readBuffer,
+			WriteBufferSize:     writeBuffer,
 		}
+		c.http.Store(direct)
 		c.node = &node.Client{
 			Base:        "http://127.0.0.1:" + itoa(c.host.APIPort),
 			MetricsBase: "http://127.0.0.1:" + itoa(c.host.APIPort+100),
-			HTTP:        &http.Client{Transport: &nodeTransport{conn: c, direct: c.http}},
+			HTTP:        &http.Client{Transport: &nodeTransport{conn: c, direct: direct}},
 		}
 	})
 	return c.node
@@ -277,8 +283,15 @@ func (c *Conn) close() {
 	if a := c.agent.Load(); a != nil {
 		a.client.Close()
 	}
-	if c.http != nil {
-		c.http.CloseIdleConnections()
+	c.Rest()
+}
+
+// Rest gives up what idle HTTP connections to node and engine hold: buffers and two
+// goroutines each, which with many hosts are most of what this program needs. The
+// SSH connection stays; the next question opens a channel anew.
+func (c *Conn) Rest() {
+	if tr := c.http.Load(); tr != nil {
+		tr.CloseIdleConnections()
 	}
-	c.engine.close()
+	c.engine.rest()
 }

@@ -153,7 +153,7 @@ func (e *Engine) client(ctx context.Context) (*client.Client, error) {
 	defer e.lock.leave()
 	if e.api == nil {
 		// The unix host keeps proxies of this machine's environment out.
-		tr := &http.Transport{MaxIdleConnsPerHost: 1, DisableCompression: true}
+		tr := &http.Transport{MaxIdleConnsPerHost: 1, DisableCompression: true, ReadBufferSize: readBuffer, WriteBufferSize: writeBuffer}
 		api, err := client.NewClientWithOpts(
 			client.WithHTTPClient(&http.Client{Transport: tr}),
 			client.WithHost("unix://"+e.conn.host.EngineSocket),
@@ -179,14 +179,15 @@ func (e *Engine) client(ctx context.Context) (*client.Client, error) {
 	return e.api, nil
 }
 
-func (e *Engine) close() {
+// rest gives up the idle connections; a call that is at work keeps its own.
+func (e *Engine) rest() {
 	select {
 	case e.lock <- struct{}{}:
 		defer e.lock.leave()
 		if e.idle != nil {
 			e.idle.CloseIdleConnections()
 		}
-	default: // a call is at work; it ends with the connection
+	default:
 	}
 }
 

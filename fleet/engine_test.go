@@ -115,6 +115,33 @@ func TestEngineReads(t *testing.T) {
 	}
 }
 
+// TestRestKeepsTheConnection: what Rest closes are the channels of both HTTP clients;
+// the next reads open new ones on the same SSH connection.
+func TestRestKeepsTheConnection(t *testing.T) {
+	engineWorld(t, "1.41", func(t *testing.T, c *Conn, m *machine, _ *fakeEngine) {
+		m.serveNode()
+		read := func(want int) {
+			t.Helper()
+			if err := c.Engine().Ping(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := c.Node().Healthz(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if got := m.srv.Stats().Forwards; got != want {
+				t.Errorf("%d channels were opened, want %d", got, want)
+			}
+		}
+		read(2)
+		read(2)
+		c.Rest()
+		read(4)
+		if len(m.w.dials) != 1 {
+			t.Errorf("%d SSH connections, want 1", len(m.w.dials))
+		}
+	})
+}
+
 func TestEngineTooOld(t *testing.T) {
 	engineWorld(t, "1.40", func(t *testing.T, c *Conn, _ *machine, _ *fakeEngine) {
 		_, err := c.Engine().Containers(t.Context())

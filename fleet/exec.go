@@ -13,6 +13,7 @@ import (
 const (
 	maxOutput  = 4 << 20 // of a command's answer; inspect of a container is some KB
 	stderrTail = 4 << 10
+	errorChunk = 512 // what is read of it at once: nearly always nothing
 )
 
 func itoa(n int) string { return strconv.Itoa(n) }
@@ -29,7 +30,7 @@ func (l *link) run(ctx context.Context, what, line string, stdin io.Reader) ([]b
 	defer stop()
 	var tail tailBuffer
 	var side sync.WaitGroup
-	side.Go(func() { io.Copy(&tail, p.Stderr()) })
+	side.Go(func() { io.CopyBuffer(&tail, p.Stderr(), make([]byte, errorChunk)) })
 	side.Go(func() {
 		if stdin != nil {
 			io.Copy(p, stdin)

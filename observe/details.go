@@ -22,7 +22,8 @@ func (s *survey) details(ctx context.Context) {
 			nodes = append(nodes, n)
 		}
 	}
-	each(nodes, func(n *subject) {
+	each(thoroughly, nodes, func(n *subject) {
+		defer n.target.Rest()
 		d := &detail{survey: s, subject: n}
 		var wg sync.WaitGroup
 		wg.Go(func() { d.health(ctx) })

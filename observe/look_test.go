@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -48,6 +49,7 @@ type fakeHost struct {
 	signers    func(mb uint64) []string
 
 	mu       sync.Mutex
+	rested   bool // since the last request
 	requests map[string]int
 	state    string
 	exit     int
@@ -100,6 +102,12 @@ func (h *fakeHost) Node() *node.Client {
 	return &node.Client{Base: "http://127.0.0.1:8001", HTTP: &http.Client{Transport: h}}
 }
 
+func (h *fakeHost) Rest() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.rested = true
+}
+
 func (h *fakeHost) Inspect(context.Context) (host.ContainerFacts, error) {
 	return host.ContainerFacts{ID: "c" + h.id, Name: "qnet-genesis-" + h.id, ImageRef: "qnet:v1", ImageID: "sha256:11", State: h.state, ExitCode: h.exit,
 		StartedAt: h.started, RestartPolicy: "always", DataDir: host.DataDir{HostPath: "/data"}}, h.inspectErr
@@ -124,6 +132,7 @@ func (h *fakeHost) count(path string) int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.requests[path]++
+	h.rested = false
 	return h.requests[path]
 }
 
@@ -242,6 +251,10 @@ func TestLookHealthy(t *testing.T) {
 		}
 		if v.Seal == nil || v.Seal.Index != 19 || v.Seal.Quorum != 5 || len(v.Seal.Committee) != 6 || len(v.Seal.Signers) != 6 {
 			t.Errorf("seal %+v", v.Seal)
+		}
+		// Hundreds of hosts must not keep what they no longer need; the last to be asked is the one that gives the certificate.
+		if busy := slices.DeleteFunc(slices.Clone(f.hosts), func(h *fakeHost) bool { return h.rested }); len(busy) > 1 {
+			t.Errorf("%d hosts keep idle connections", len(busy))
 		}
 		// Half of 300 requests a minute, over three block times.
 		if n := f.hosts[0].total(); n > 7 {

@@ -31,8 +31,11 @@ type Event struct {
 }
 
 const (
-	// atOnce bounds how many hosts are asked at the same time.
-	atOnce = 256
+	// atOnce bounds how many hosts are asked at the same time for what must be of one
+	// moment, their positions; thoroughly is the bound for answers that are large or
+	// many, which would all be in memory at once.
+	atOnce     = 256
+	thoroughly = 64
 	// leastTimeout is the shortest patience with one request: a lab's blocks may
 	// be short, its machine is not faster for that.
 	leastTimeout = 2 * time.Second
@@ -92,6 +95,9 @@ type survey struct {
 	round   int
 	nodes   []*subject
 	sealing *SealView
+
+	mu     sync.Mutex
+	hashes map[node.Hash][]node.Hash // block hashes by the macroblock that holds them
 }
 
 // subject is one host under observation.
@@ -106,7 +112,7 @@ type subject struct {
 }
 
 func newSurvey(c crew, opts Options) *survey {
-	s := &survey{crew: c, opts: opts, block: c.Block(), began: time.Now()}
+	s := &survey{crew: c, opts: opts, block: c.Block(), began: time.Now(), hashes: map[node.Hash][]node.Hash{}}
 	if s.block <= 0 {
 		s.block = node.BlockTime
 	}
@@ -125,10 +131,10 @@ func (s *survey) say(host, text string) {
 // patience is the time one request to a node may take.
 func (s *survey) patience() time.Duration { return max(3*s.block, leastTimeout) }
 
-// each runs fn for the subjects at once and waits for all.
-func each(nodes []*subject, fn func(*subject)) {
+// each runs fn for the subjects, so many at once, and waits for all.
+func each(limit int, nodes []*subject, fn func(*subject)) {
 	var wg sync.WaitGroup
-	gate := make(chan struct{}, atOnce)
+	gate := make(chan struct{}, limit)
 	for _, n := range nodes {
 		gate <- struct{}{}
 		wg.Go(func() {
@@ -140,7 +146,7 @@ func each(nodes []*subject, fn func(*subject)) {
 }
 
 func (s *survey) connect(ctx context.Context) {
-	each(s.nodes, func(n *subject) {
+	each(atOnce, s.nodes, func(n *subject) {
 		n.target, n.seen.Err = s.crew.Target(ctx, n.host.ID)
 		n.seen.Reachable = n.seen.Err == nil
 		if n.seen.Err != nil {
@@ -163,7 +169,8 @@ func (s *survey) reachable() []*subject {
 // sample takes one round of positions, the first with /healthz beside it.
 func (s *survey) sample(ctx context.Context) {
 	first := s.round == 0
-	each(s.reachable(), func(n *subject) {
+	each(atOnce, s.reachable(), func(n *subject) {
+		defer n.target.Rest()
 		ctx, cancel := context.WithTimeout(ctx, s.patience())
 		defer cancel()
 		var beside sync.WaitGroup

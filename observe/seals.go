@@ -67,7 +67,8 @@ func (s *survey) readSeals(ctx context.Context, index uint64) {
 			late = append(late, *l)
 		}
 	}
-	each(s.reachable(), func(n *subject) {
+	each(thoroughly, s.reachable(), func(n *subject) {
+		defer n.target.Rest()
 		if n.seen.LastSealed == nil || *n.seen.LastSealed == 0 {
 			return
 		}
@@ -102,8 +103,22 @@ func (s *survey) readSeal(ctx context.Context, n *subject, index uint64, round i
 	}
 	n.seen.Seals = append(n.seen.Seals, reading)
 	if n.block == nil || n.block.Index <= index {
+		mb.MicroBlocks = s.shared(reading.Hash, mb.MicroBlocks)
 		n.block = &mb
 	}
+}
+
+// shared is the one copy of the block hashes under a macroblock. The macroblock's
+// hash is computed from them, so nodes with the same one hold the same list, and a
+// fleet of hundreds needs it in memory once.
+func (s *survey) shared(macroblock node.Hash, blocks []node.Hash) []node.Hash {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if known, ok := s.hashes[macroblock]; ok {
+		return known
+	}
+	s.hashes[macroblock] = blocks
+	return blocks
 }
 
 // sealView describes the common macroblock: the hash most nodes hold, and the

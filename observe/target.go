@@ -24,6 +24,8 @@ type crew interface {
 // only reads.
 type target interface {
 	Node() *node.Client
+	// Rest gives up idle connections to the node and the engine.
+	Rest()
 	Inspect(ctx context.Context) (host.ContainerFacts, error)
 	Containers(ctx context.Context) ([]fleet.Container, error)
 	// Digests lists repository@sha256:… of an image id.
