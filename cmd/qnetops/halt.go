@@ -271,7 +271,26 @@ func (r *rollRun) answerCutover(doc cutover.Document, cause error) error {
 	}
 	err := t.Write(r.s.out)
 	fmt.Fprintln(r.s.out, cutoverLine(doc))
+	if next := nextOfCutover(doc); next != "" {
+		fmt.Fprintln(r.s.out, "next: "+next)
+	}
 	return errors.Join(cause, err)
+}
+
+// nextOfCutover is the command that comes after a cut-over that is done.
+func nextOfCutover(doc cutover.Document) string {
+	if doc.Outcome != rolling.OutcomeDone {
+		return "" // the error has a hint
+	}
+	switch doc.Kind {
+	case cutover.KindHalt:
+		return "qnetops halt release IMAGE starts the fleet, with the image it has where nothing is to change; until then it stays down"
+	case cutover.KindRestart:
+		return "qnetops restart verify --allowed-signers FILE FOLDER shows whether the chain goes on"
+	case cutover.KindRelease, cutover.KindUnbar:
+		return "qnetops status --check"
+	}
+	return ""
 }
 
 func cutoverLine(doc cutover.Document) string {
@@ -338,7 +357,7 @@ func runHaltStatus(ctx context.Context, s streams, g globals) error {
 	if g.json {
 		return printJSON(s.out, doc)
 	}
-	t := report.Table{Head: []string{"host", "armed height", "policy", "state", "height", "left", "stop height", "flushed", "reason"}}
+	t := report.Table{Head: []string{"host", "armed height", "policy", "state", "height", "blocks left", "time left", "stop height", "flushed", "reason"}}
 	for _, n := range doc.Nodes {
 		armed := blocksWord(n.ArmedHeight)
 		if n.ArmedHeight == nil && n.Armed != nil && *n.Armed {
@@ -348,7 +367,7 @@ func runHaltStatus(ctx context.Context, s streams, g globals) error {
 		if n.State == "exited" {
 			state = fmt.Sprintf("exited (%d)", n.ExitCode)
 		}
-		t.Add(n.ID, armed, orDash(n.RestartPolicy), state, blocksWord(n.Height), blocksWord(n.BlocksLeft), blocksWord(n.StopHeight), flushedWord(n.Flushed), firstLine(n.Reason))
+		t.Add(n.ID, armed, orDash(n.RestartPolicy), state, blocksWord(n.Height), blocksWord(n.BlocksLeft), timeLeft(n.BlocksLeft, inv.Block), blocksWord(n.StopHeight), flushedWord(n.Flushed), firstLine(n.Reason))
 	}
 	if err := t.Write(s.out); err != nil {
 		return err
@@ -357,6 +376,14 @@ func runHaltStatus(ctx context.Context, s streams, g globals) error {
 		fmt.Fprintf(s.out, "stop heights are %d blocks apart\n", *doc.Spread)
 	}
 	return nil
+}
+
+// timeLeft is how long so many blocks take.
+func timeLeft(blocks *uint64, block time.Duration) string {
+	if blocks == nil {
+		return "-"
+	}
+	return (time.Duration(*blocks) * block).Round(time.Second).String()
 }
 
 // runDisarm takes a halt under way back, as abort does. Where the journal knows of

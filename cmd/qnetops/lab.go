@@ -40,6 +40,8 @@ func labCommand(s streams) *cli.Command {
 				Flags: append(labShape(), dir)},
 			{Name: "status", Usage: "show the lab's nodes and their faults", Flags: []cli.Flag{dir}, Action: func(c *cli.Context) error { return runLabStatus(c, s) }},
 			{Name: "fault", ArgsUsage: "NODE KIND[=ARG]", Usage: "break something: inject a fault, or clear them all with --clear",
+				Description: "NODE is an id of lab status. The commonest kinds: stop (the node is stopped by hand), mute (it never votes; two of six, and nothing is\n" +
+					"sealed any more), engine-restart, reboot, drop-ssh=hold (the host cannot be reached), image=TAG (as by hand, on the data it has).",
 				Flags:  []cli.Flag{dir, &cli.BoolFlag{Name: "clear", Usage: "take all faults back"}, &cli.BoolFlag{Name: "kinds", Usage: "list the kinds"}},
 				Action: func(c *cli.Context) error { return runLabFault(c, s) }},
 			labImageCommand(s, dir),
@@ -118,17 +120,26 @@ func runLabUp(c *cli.Context, s streams) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
+	if c.String("backend") == backendProcess {
+		if err := removeProcessLab(dir); err != nil {
+			return err
+		}
+	}
 	if err := startLabProcess(c.Context, s, dir, c); err != nil {
 		return err
 	}
-	hosts := filepath.Join(dir, "hosts.toml")
+	hosts, state := filepath.Join(dir, "hosts.toml"), filepath.Join(dir, "state.db")
 	fmt.Fprintf(s.out, `lab is up in %s
   see it:      qnetops status --hosts %s
   roll it:     qnetops roll qnet:v2 --hosts %s --state %s
   break it:    qnetops lab fault 002 stop --dir %s      (kinds: qnetops lab fault --kinds --dir %s)
   stop it:     qnetops lab down --dir %s
-images: qnet:v1 (running), qnet:v2, and the bad ones qnet:crash, gap, oom, liar, mute, slow
-`, dir, hosts, hosts, filepath.Join(dir, "state.db"), dir, dir, dir)
+images: qnet:v1 (running), qnet:v2, and the bad ones qnet:crash, gap, oom, liar, mute, slow; lab image adds a release with a restart manifest
+in each shell: export QNETOPS_HOSTS=%s QNETOPS_STATE=%s
+`, dir, hosts, hosts, state, dir, dir, dir, hosts, state)
+	if _, err := os.Stat(state); err == nil {
+		fmt.Fprintf(s.err, "note: %s is the journal of an earlier lab; delete it, or its unfinished operations stand in the way\n", state)
+	}
 	return nil
 }
 
@@ -139,7 +150,7 @@ func startLabProcess(ctx context.Context, s streams, dir string, c *cli.Context)
 	if err != nil {
 		return err
 	}
-	logFile, err := os.OpenFile(filepath.Join(dir, "lab.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	logFile, err := os.OpenFile(filepath.Join(dir, labLog), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
 	}
@@ -329,6 +340,11 @@ func runLabDown(c *cli.Context, s streams) error {
 	if err := handle.Down(c.Context); err != nil {
 		return err
 	}
-	fmt.Fprintf(s.out, "lab in %s is down\n", c.String("dir"))
+	if _, process := handle.(processLab); process {
+		if err := removeProcessLab(c.String("dir")); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintf(s.out, "lab in %s is down; its hosts are deleted, files of yours and the state file stay\n", c.String("dir"))
 	return nil
 }

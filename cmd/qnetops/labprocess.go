@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"sort"
 
 	"github.com/qnetops/qnetops/lab"
@@ -13,6 +15,9 @@ import (
 // labHistory gives a fresh lab four sealed windows at once, so that a committee
 // of six exists and a roll need not wait for the warm-up of 180 blocks.
 const labHistory = 360
+
+// labLog is what a lab of its own process writes its errors to.
+const labLog = "lab.log"
 
 // labSettle is how many blocks a lab produces before it is called up: one window
 // and a little.
@@ -98,4 +103,19 @@ func (p processLab) Rows(ctx context.Context) ([]labRow, error) {
 		rows = append(rows, row)
 	}
 	return rows, nil
+}
+
+// removeProcessLab deletes what a lab of this backend made of its hosts, and only
+// where one did: a new lab is a new chain, and must not find the blocks of an older
+// one. The operator's own files in the folder stay.
+func removeProcessLab(dir string) error {
+	if _, err := os.Stat(filepath.Join(dir, labLog)); err != nil {
+		return nil // no lab was ever started here
+	}
+	for _, made := range []string{"hosts", "agents", "proc"} {
+		if err := os.RemoveAll(filepath.Join(dir, made)); err != nil {
+			return err
+		}
+	}
+	return nil
 }

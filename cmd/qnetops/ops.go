@@ -137,7 +137,20 @@ func printOps(s streams, doc opsDocument) error {
 	for _, o := range doc.Operations {
 		t.Add(o.ID, o.State, o.Operator, o.StartedAt.Format(time.RFC3339), firstLine(o.Summary))
 	}
-	return t.Write(s.out)
+	if err := t.Write(s.out); err != nil {
+		return err
+	}
+	for _, o := range doc.Operations {
+		nextOfOp(s, o)
+	}
+	return nil
+}
+
+// nextOfOp says what to do with an operation that is not finished.
+func nextOfOp(s streams, o opsEntry) {
+	if !journal.State(o.State).Finished() {
+		fmt.Fprintf(s.out, "next: qnetops resume %s, or qnetops abort %s\n", o.ID, o.ID)
+	}
 }
 
 func printOp(s streams, o opsEntry) error {
@@ -163,8 +176,6 @@ func printOp(s streams, o opsEntry) error {
 	if err := t.Write(s.out); err != nil {
 		return err
 	}
-	if !journal.State(o.State).Finished() {
-		fmt.Fprintf(s.out, "next: qnetops resume %s, or qnetops abort %s\n", o.ID, o.ID)
-	}
+	nextOfOp(s, o)
 	return nil
 }

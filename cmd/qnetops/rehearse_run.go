@@ -127,19 +127,25 @@ func (r *rehearsal) command(ctx context.Context, w want, args ...string) (answer
 		w.label = line
 	}
 	r.act(ctx, act{Act: w.label, Expected: expected}, func(a *act) string {
-		fmt.Fprintf(r.s.err, "\n$ qnetops %s\n", line)
-		var out, errs strings.Builder
-		s := r.s
-		s.out, s.err, s.ask = &out, io.MultiWriter(r.s.err, &errs), false
-		code := Main(ctx, append([]string{"qnetops"}, append(args, "--hosts", r.path(lab.HostsFile), "--state", r.path("state.db"))...), s)
-		a.ExitCode, answer = &code, out.String()
-		r.spoke.WriteString(answer + errs.String())
-		if !strings.HasPrefix(answer, "{") { // a document is for programs
-			fmt.Fprint(r.s.err, answer)
-		}
-		return w.differs(code, answer, errs.String())
+		out, errs, code := r.shell(ctx, args)
+		a.ExitCode, answer = &code, out
+		return w.differs(code, out, errs)
 	})
 	return answer
+}
+
+// shell runs a command line and shows what it prints.
+func (r *rehearsal) shell(ctx context.Context, args []string) (answer, said string, code int) {
+	fmt.Fprintf(r.s.err, "\n$ qnetops %s\n", r.line(args))
+	var out, errs strings.Builder
+	s := r.s
+	s.out, s.err, s.ask = &out, io.MultiWriter(r.s.err, &errs), false
+	code = Main(ctx, slices.Concat([]string{"qnetops"}, args, []string{"--hosts", r.path(lab.HostsFile), "--state", r.path("state.db")}), s)
+	r.spoke.WriteString(out.String() + errs.String())
+	if !strings.HasPrefix(out.String(), "{") { // a document is for programs
+		fmt.Fprint(r.s.err, out.String())
+	}
+	return out.String(), errs.String(), code
 }
 
 // differs says what came instead of what was wanted.

@@ -11,6 +11,7 @@ import (
 	"github.com/qnetops/qnetops/cutover"
 	"github.com/qnetops/qnetops/observe"
 	"github.com/qnetops/qnetops/report"
+	"github.com/qnetops/qnetops/rolling"
 )
 
 func rollbackCommand(s streams) *cli.Command {
@@ -124,6 +125,9 @@ func (r *rollRun) printWentOn(doc cutover.Document) error {
 		fmt.Fprintf(r.s.out, "chain: %s: %s\n", strings.ReplaceAll(doc.Chain.Verdict, "_", " "), doc.Chain.Text)
 	}
 	fmt.Fprintln(r.s.out, cutoverLine(doc))
+	if doc.Outcome == rolling.OutcomeDone {
+		fmt.Fprintln(r.s.out, "next: qnetops status --check")
+	}
 	return nil
 }
 
