@@ -209,8 +209,20 @@ const stopRounds = 4
 
 // stopAll stops every node of a roll, each for good until told otherwise, and
 // looks. then is asked about each host that has stopped, where it is not nil.
+//
+// What is starting comes up first, while the others still run: a genesis node waits
+// for three of them.
 func (c *crew) stopAll(ctx context.Context, r *Run, roll rolling.Plan, then func(context.Context, string, Standing) (Standing,
 	error)) (t Tally, err error) {
+	if _, err := c.each(ctx, c.plan.Hosts, Tally{}, func(ctx context.Context, id string) (Standing, error) {
+		s := lookAt(ctx, c.fleet, id)
+		if !s.Reached || !s.runs() {
+			return Standing{}, ctx.Err()
+		}
+		return Standing{}, c.cameUp(ctx, r, id, s)
+	}); err != nil {
+		return Tally{}, err
+	}
 	for round := 1; ; round++ {
 		t, err = c.each(ctx, c.plan.Hosts, Tally{}, func(ctx context.Context, id string) (Standing, error) {
 			if p := roll.Node(id); p != nil {
@@ -247,7 +259,7 @@ func (c *crew) stop(ctx context.Context, r *Run, p rolling.NodePlan, expect, tit
 	if !s.runs() {
 		return bring(ctx, r, p.ID, string(actNo), "set restart policy "+policyHalted, req)
 	}
-	if err := c.cameUp(ctx, p.ID, s); err != nil {
+	if err := c.cameUp(ctx, r, p.ID, s); err != nil {
 		return err
 	}
 	req.State, req.StopTimeoutSeconds = host.StateStopped, p.StopTimeout
@@ -260,7 +272,7 @@ const upBlocks = 240
 
 // cameUp waits until a node that is starting has come up, or the time for it is
 // over: a stop before that is not flushed (facts 5.1).
-func (c *crew) cameUp(ctx context.Context, id string, s sight) error {
+func (c *crew) cameUp(ctx context.Context, r *Run, id string, s sight) error {
 	limit := upBlocks*c.fleet.Inventory().Block - time.Since(s.Started)
 	if limit <= 0 {
 		return ctx.Err()
@@ -268,7 +280,12 @@ func (c *crew) cameUp(ctx context.Context, id string, s sight) error {
 	return repeat(ctx, max(c.fleet.Inventory().Block, leastPoll), limit, func(bool) (bool, error) {
 		lines, err := runLines(ctx, c.fleet, id, s.Since)
 		// A log that cannot be read keeps nobody; the limit counts from the start.
-		return err != nil || slices.ContainsFunc(lines, node.BringupComplete), ctx.Err()
+		up := err != nil || slices.ContainsFunc(lines, node.BringupComplete)
+		if !up {
+			r.Say(rolling.Event{Node: id, Kind: rolling.KindWait, Name: "bringup", State: string(observe.Unknown),
+				Text: "the node is still starting; a stop now would not be flushed"})
+		}
+		return up, ctx.Err()
 	})
 }
 

@@ -77,6 +77,18 @@ func (e *Engine) createFault(name string) error {
 	return nil
 }
 
+// AppendLog writes to a container's log as its process does to its output: whole lines.
+func (e *Engine) AppendLog(ref, text string) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	c := e.find(ref)
+	if c == nil {
+		return refused(404, "No such container: %s", ref)
+	}
+	_, err := c.logs.writer("stdout").Write([]byte(text))
+	return err
+}
+
 // RotateLogs drops all but the newest n lines of every container's log.
 func (e *Engine) RotateLogs(n int) {
 	e.mu.Lock()
