@@ -124,6 +124,9 @@ func (l *Lab) pushImages(specs []HostSpec) error {
 	var supers []string
 	genesis := 0
 	for i, h := range specs {
+		if m := l.cfg.Mirror; m > 0 && i >= m {
+			break // runs no node: a member that never votes
+		}
 		if h.Role == "genesis" {
 			genesis++
 			continue
