@@ -83,7 +83,8 @@ fuzz() {
 # run_tests runs the given packages. The screen gets Go's summary lines, what was skipped and why, and all of the output
 # of a run that failed.
 run_tests() {
-  local log=$work/log flags=()
+  local log flags=()
+  log=$(mktemp -p "$work")
   [ "$ci" != true ] || flags+=(-count=1)
   go test -v -timeout 15m "${flags[@]}" "$@" 2>&1 | tee "$log" | grep --line-buffered -E '^(ok|FAIL|\?|panic:|#)|^ *--- (FAIL|SKIP)|left out:'
   if [ "${PIPESTATUS[0]}" != 0 ]; then
@@ -114,22 +115,23 @@ small='^(TestReentryOf|TestM[0-4]|TestRecoveryHaltedSkipsOnly|TestDeadlines|Test
 
 tests() {
   say "go test"
-  # Packages that build real hosts own network namespaces and engines, and the tests of the lease ask for upper bounds of
-  # time that other packages beside them would spoil: they take turns, after all others.
-  local all=() slow=() turns=() line race=(-race)
+  # Packages that build real hosts own network namespaces and engines: they take turns. They mostly wait, so the simulated
+  # fleets, which only compute, run beside them with less priority. The tests of the lease ask for upper bounds of time that
+  # anything beside them would spoil: they run alone, at the end.
+  local all=() slow=() turns=() alone=() line race=(-race)
   have gcc || { say "left out: the race detector (needs gcc)"; race=(); }
   while read -r line; do
     case $line in
       *"/lab/realhosts "* | *"/lab/realhosts]"*) turns+=("${line%% *}") ;;
-      *) if [[ ${line%% *} =~ $timed ]]; then turns+=("${line%% *}"); continue; fi
+      *) if [[ ${line%% *} =~ $timed ]]; then alone+=("${line%% *}"); continue; fi
         [[ ${line%% *} =~ $heavy ]] && slow+=("${line%% *}") || all+=("${line%% *}") ;;
     esac
   # shellcheck disable=SC2086 # a list of patterns
   done < <(go list -f '{{.ImportPath}} {{.Imports}} {{.TestImports}} {{.XTestImports}}' $packages)
   [ ${#all[@]} = 0 ] || run_tests "${race[@]}" "${all[@]}"
   [ ${#slow[@]} = 0 ] || run_tests "${race[@]}" -run "$small" "${slow[@]}"
-  [ ${#slow[@]} = 0 ] || run_tests "${slow[@]}"
-  local pkg
+  local beside="" pkg
+  [ ${#slow[@]} = 0 ] || { (failed=0; renice -n 10 "$BASHPID" >/dev/null 2>&1; run_tests -p 1 "${slow[@]}"; exit "$failed") >"$work/beside" 2>&1 & beside=$!; }
   for pkg in "${turns[@]}"; do
     if [[ $pkg =~ $heavy ]]; then
       run_tests "${race[@]}" -run "$small" "$pkg"
@@ -138,6 +140,8 @@ tests() {
       run_tests "${race[@]}" "$pkg"
     fi
   done
+  [ -z "$beside" ] || { wait "$beside" || failed=1; cat "$work/beside"; }
+  for pkg in "${alone[@]}"; do run_tests "${race[@]}" "$pkg"; done
 }
 
 install_missing
