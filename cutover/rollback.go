@@ -217,7 +217,9 @@ func (x *rollback) disarm(ctx context.Context, r *Run) (Tally, error) {
 	return t, x.policies(ctx, r, away)
 }
 
-// putBack disarms every node that took part.
+// putBack disarms every node that took part. Each has its restart policy back before
+// the next is stopped: until then an engine that restarts would leave it down. One
+// that was left so is started first.
 func (x *rollback) putBack(ctx context.Context, r *Run, away Tally, standing bool) error {
 	runner := x.roll(r)
 	plan := runner.Plan
@@ -228,8 +230,29 @@ func (x *rollback) putBack(ctx context.Context, r *Run, away Tally, standing boo
 		return rank(sights[a.ID]) - rank(sights[b.ID])
 	})
 	runner.Plan = plan
+	runner.Back = func(ctx context.Context, p rolling.NodePlan) error {
+		if p.Policy == nil {
+			return nil
+		}
+		return x.policyBack(ctx, r, p)
+	}
+	for _, p := range plan.Nodes {
+		if err := x.startLeft(ctx, r, p, sights[p.ID]); err != nil {
+			return err
+		}
+	}
 	_, err := runner.Disarm(ctx)
 	return err
+}
+
+// startLeft starts the old container of a node again that was put back and went down
+// before it had its restart policy back.
+func (x *rollback) startLeft(ctx context.Context, r *Run, p rolling.NodePlan, s sight) error {
+	if !s.Reached || s.runs() || s.Container != p.ContainerID || !stepBegun(ctx, r, p.ID, "putback") {
+		return nil
+	}
+	req := host.StateRequest{Container: p.Container, ExpectID: p.ContainerID, Policy: p.Policy, State: host.StateRunning}
+	return bring(ctx, r, p.ID, string(actStart), "start the node that went down after it was put back", req)
 }
 
 func rank(s sight) int {
@@ -259,7 +282,10 @@ func (x *rollback) policyBack(ctx context.Context, r *Run, p rolling.NodePlan) e
 	if err := bring(ctx, r, p.ID, string(actArm), "give restart policy "+p.Policy.Name+" back", req); err != nil {
 		return err
 	}
-	if s := lookAt(ctx, x.fleet, p.ID); s.Policy != p.Policy.Name {
+	switch s := lookAt(ctx, x.fleet, p.ID); {
+	case !s.Reached:
+		return &rolling.StoppedError{Operation: r.Op.ID(), Node: p.ID, Reason: "its restart policy cannot be read back: " + s.Why}
+	case s.Policy != p.Policy.Name:
 		return &rolling.StoppedError{Operation: r.Op.ID(), Node: p.ID, Reason: "its restart policy reads " + s.Policy + ", not " +
 			p.Policy.Name + " as before"}
 	}

@@ -205,6 +205,9 @@ func (r *Runner) Disarm(ctx context.Context) ([]NodeResult, error) {
 	for _, p := range nodes {
 		result, err := r.disarmNode(ctx, p)
 		out = append(out, result)
+		if err == nil && r.Back != nil {
+			err = r.Back(ctx, p)
+		}
 		if err != nil {
 			return out, r.stopped(p.ID, err)
 		}

@@ -40,6 +40,9 @@ type Runner struct {
 	// Turn is asked last before a node is stopped; what it refuses stops the roll
 	// with that node untouched. Nil: nothing more to ask.
 	Turn func(ctx context.Context, p NodePlan) error
+	// Back is called by Disarm when a node's old container runs again, before the
+	// next node is touched; nil: nothing more is to be done.
+	Back func(ctx context.Context, p NodePlan) error
 	// From is the height the chain stood at when every node was stopped; nil: it
 	// runs, and the tip at each node's start counts.
 	From *uint64
