@@ -90,7 +90,7 @@ func TestVerifyReadsALargeLog(t *testing.T) {
 			return doc
 		}
 		for _, h := range verify().Hosts {
-			if want := h.ID != "003"; !h.Lines.Read || h.Lines.Whole != want || !h.Lines.Active {
+			if want := h.ID == "003"; !h.Lines.Read || h.Lines.Cut != want || !h.Lines.Active {
 				t.Errorf("%s: %+v", h.ID, h.Lines)
 			}
 		}

@@ -151,7 +151,7 @@ func judgePin(v RestartValues, after []RestartReading) observe.Check {
 			f.fail("%s: %s", r.ID, strings.Join(r.Lines.Mismatch, ", "))
 		case !r.Lines.Read:
 			f.blank("%s: %s", r.ID, cmp.Or(r.Why, "its log was not read"))
-		case !r.Lines.Whole && !r.follows(v): // one that follows the chain has not failed closed
+		case r.Lines.Cut && !r.follows(v): // one that follows the chain has not failed closed
 			f.blank("%s: its log is too long to be read whole, and it does not follow the chain above macroblock %d", r.ID, v.K())
 		}
 	}

@@ -24,8 +24,8 @@ const (
 // RestartLines is what the log of the present run says of the release.
 type RestartLines struct {
 	Read bool `json:"read"` // its beginning and its end were read
-	// Whole says that nothing lies between what was read of the two.
-	Whole bool `json:"whole"`
+	// Cut says that there are more lines between the two, which were not read.
+	Cut bool `json:"cut"`
 	// Malformed is the code with which the node refuses the manifest; "" where none.
 	Malformed string `json:"malformed"`
 	// Active, Resume and Excluded are of the line manifest_active.
@@ -72,7 +72,7 @@ func (l *RestartLines) read(ctx context.Context, open logSource, container strin
 		opts.Tail = tailLines
 		_, err = l.upTo(ctx, open, container, opts, tailLines)
 	}
-	l.Read, l.Whole = err == nil, whole
+	l.Read, l.Cut = err == nil, !whole
 	if err != nil {
 		return fmt.Errorf("reading the log of %s: %w", container, err)
 	}
