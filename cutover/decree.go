@@ -63,12 +63,15 @@ const stepLowest = "fleet/lowest"
 type lowest struct {
 	Height uint64        `json:"height"`
 	After  time.Duration `json:"after_ns"`
+	// Others is the highest height another node showed then: from there a node takes
+	// blocks much faster than they are made.
+	Others uint64 `json:"others"`
 }
 
-// tells says whether a node cannot have come from target to its former height by
-// itself when it was seen.
+// tells says whether a node cannot have come from target to its former height when
+// it was seen, neither by itself nor after the others.
 func (l *lowest) tells(target uint64, b before, block time.Duration) bool {
-	return l.Height < *b.Height || *b.Height > target && l.After < time.Duration(*b.Height-target)*block
+	return l.Height < *b.Height || *b.Height > target && l.Others < *b.Height && l.After < time.Duration(*b.Height-target)*block
 }
 
 // decree is the Procedure of a decree.
@@ -297,6 +300,16 @@ func (d *decree) verify(ctx context.Context, r *Run) (t Tally, err error) {
 	return t, d.pulse.run(ctx, r, here, "a decree")
 }
 
+// highestOf is the highest height that another host shows.
+func highestOf(sights map[string]sight, but string) (top uint64) {
+	for id, s := range sights {
+		if id != but && s.Reached && s.Height != nil {
+			top = max(top, *s.Height)
+		}
+	}
+	return top
+}
+
 func (d *decree) round(ctx context.Context, r *Run, was map[string]before, late bool) Tally {
 	t := Tally{}
 	sights := lookAll(ctx, d.fleet, d.plan.Hosts)
@@ -311,7 +324,7 @@ func (d *decree) round(ctx context.Context, r *Run, was map[string]before, late 
 		defer d.mu.Unlock()
 		b, known := was[id]
 		if low, seen := d.lowest[id]; known && b.restarted(s) && s.Height != nil && (!seen || *s.Height < low.Height) {
-			d.lowest[id] = lowest{*s.Height, time.Since(s.Started)}
+			d.lowest[id] = lowest{*s.Height, time.Since(s.Started), highestOf(sights, id)}
 		}
 		var low *lowest
 		if l, seen := d.lowest[id]; seen {

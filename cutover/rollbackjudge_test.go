@@ -251,7 +251,7 @@ func TestJudgeDecree(t *testing.T) {
 	at := time.Unix(1_000_000, 0)
 	b := before{Container: "a", Started: at, Height: h(1000)}
 	runs := sight{Reached: true, State: "running", Container: "a", Started: at.Add(time.Minute)}
-	seen := func(height uint64) *lowest { return &lowest{height, time.Second} }
+	seen := func(height uint64) *lowest { return &lowest{height, time.Second, 0} }
 	still := runs
 	still.Started = at
 	for name, c := range map[string]struct {
@@ -261,20 +261,22 @@ func TestJudgeDecree(t *testing.T) {
 		up, late bool
 		want     State
 	}{
-		"pruned":           {b, runs, seen(900), true, false, Finished},
-		"pruned, starting": {b, runs, seen(900), false, false, Waiting},
-		"not pruned":       {b, runs, seen(1000), true, false, Failed},
-		"seen too late":    {b, runs, &lowest{1500, 100 * time.Second}, true, false, Finished},
-		"seen late enough": {b, runs, &lowest{1500, 99 * time.Second}, true, false, Failed},
-		"height not seen":  {b, runs, nil, true, false, Finished},
-		"nothing above":    {before{Container: "a", Started: at, Height: h(880)}, runs, seen(880), true, false, Finished},
-		"not started anew": {b, still, nil, true, false, Waiting},
-		"never did":        {b, still, nil, true, true, Failed},
-		"ended, not back":  {b, sight{Reached: true, State: "exited", Container: "a"}, nil, false, true, Failed},
-		"on its way back":  {b, sight{Reached: true, State: "restarting", Container: "a", Started: at.Add(time.Second)}, nil, false, false, Waiting},
-		"away":             {b, sight{Why: "no route"}, nil, false, true, Missing},
-		"never came up":    {b, runs, seen(900), false, true, Failed},
-		"somebody else's":  {b, sight{Reached: true, State: "running", Container: "z", Started: at}, seen(900), true, false, Finished},
+		"pruned":            {b, runs, seen(900), true, false, Finished},
+		"pruned, starting":  {b, runs, seen(900), false, false, Waiting},
+		"not pruned":        {b, runs, seen(1000), true, false, Failed},
+		"seen too late":     {b, runs, &lowest{1500, 100 * time.Second, 0}, true, false, Finished},
+		"seen late enough":  {b, runs, &lowest{1500, 99 * time.Second, 0}, true, false, Failed},
+		"others are ahead":  {b, runs, &lowest{1500, time.Second, 1500}, true, false, Finished}, // it may have their blocks
+		"others are behind": {b, runs, &lowest{1500, time.Second, 999}, true, false, Failed},
+		"height not seen":   {b, runs, nil, true, false, Finished},
+		"nothing above":     {before{Container: "a", Started: at, Height: h(880)}, runs, seen(880), true, false, Finished},
+		"not started anew":  {b, still, nil, true, false, Waiting},
+		"never did":         {b, still, nil, true, true, Failed},
+		"ended, not back":   {b, sight{Reached: true, State: "exited", Container: "a"}, nil, false, true, Failed},
+		"on its way back":   {b, sight{Reached: true, State: "restarting", Container: "a", Started: at.Add(time.Second)}, nil, false, false, Waiting},
+		"away":              {b, sight{Why: "no route"}, nil, false, true, Missing},
+		"never came up":     {b, runs, seen(900), false, true, Failed},
+		"somebody else's":   {b, sight{Reached: true, State: "running", Container: "z", Started: at}, seen(900), true, false, Finished},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, res := judgeDecree(900, time.Second, c.b, true, c.s, c.low, c.up, c.late)
