@@ -77,7 +77,7 @@ func (x *restarting) apart(t Tally) Tally {
 	}
 	s := x.plan.Restart.survivors(there)
 	archive := x.plan.Restart.Archive
-	if !s.Enough() || archive != "" && t[archive].State != Finished {
+	if !s.Enough() || archive != "" && t[archive].State != Finished || !x.plan.Restart.together(there) {
 		return t
 	}
 	for id, st := range t {

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"slices"
+	"time"
 
 	"github.com/qnetops/qnetops/host"
 	"github.com/qnetops/qnetops/observe"
@@ -76,7 +78,26 @@ func (x *restarting) holds(ctx context.Context, r *Run, id string) string {
 // data copies the directory of the archive host, and then sets those of the other
 // hosts aside one after the other, each only while the archive host is shown to
 // hold the state of K.
+//
+// A step whose answer was lost says nothing of its host: it is asked for again before
+// the host is passed by.
 func (x *restarting) data(ctx context.Context, r *Run) (Tally, error) {
+	for round := 1; ; round++ {
+		t, err := x.dataRound(ctx, r)
+		lost := func(s Standing) bool { return s.State == Missing }
+		if err != nil || round == stopRounds || !slices.ContainsFunc(slices.Collect(maps.Values(t)), lost) {
+			return x.apart(t), err
+		}
+		if err := x.Settle(ctx, r); err != nil {
+			return t, err
+		}
+		if !wait(ctx, max(x.fleet.Inventory().Block, time.Second)) {
+			return t, ctx.Err()
+		}
+	}
+}
+
+func (x *restarting) dataRound(ctx context.Context, r *Run) (Tally, error) {
 	here, t := x.here(ctx, r, Hold, Data, Go)
 	p := x.plan.Restart
 	for _, id := range here {
@@ -100,7 +121,7 @@ func (x *restarting) data(ctx context.Context, r *Run) (Tally, error) {
 		}
 		r.Say(rolling.Event{Node: id, Kind: rolling.KindWait, Name: string(Data), State: string(s.State), Text: s.Text})
 	}
-	return x.apart(t), ctx.Err()
+	return t, ctx.Err()
 }
 
 func (x *restarting) stays(id string) string {

@@ -85,6 +85,19 @@ func (p RestartPlan) survivors(hosts []string) Survivors {
 	return p.Values.count(ready)
 }
 
+// together says whether the genesis hosts among these, and the nodes of others, find
+// each other at a start (facts 3); as many as the plan has are enough where it was
+// begun with fewer, by the waiver.
+func (p RestartPlan) together(hosts []string) bool {
+	n := len(p.Others)
+	for _, id := range p.First {
+		if slices.Contains(hosts, id) {
+			n++
+		}
+	}
+	return n >= min(genesisTogether, len(p.First)+len(p.Others))
+}
+
 // RestartAsk is what the operator asked of an execution.
 type RestartAsk struct {
 	Ask
