@@ -143,7 +143,7 @@ func (c *ContainerFacts) LogSince() time.Time {
 		return c.StartedAt
 	case c.FinishedAt.IsZero() && c.Running():
 		return c.StartedAt.Add(-lateStart) // its first run
-	case gap > 0 && c.Running():
+	case gap >= 0 && c.Running():
 		return c.StartedAt.Add(-min(lateStart, gap/2))
 	}
 	return c.StartedAt.Add(-lateStartLeft)
