@@ -162,6 +162,10 @@ func TestRollbackDoesNotGoOn(t *testing.T) {
 			}
 		}, cutover.ChainSilent, "nobody produces", "down or isolated"},
 		"produces without sealing": {func(*world) {}, cutover.ChainUnsealed, "produces and does not seal", "stop the fleet"},
+		"signing marks are left": {func(w *world) { w.leave("keep-mark") },
+			cutover.ChainSilent, "nobody produces", "lowers every signing mark"},
+		"vote commitments are left": {func(w *world) { w.leave("keep-votes") },
+			cutover.ChainUnsealed, "produces and does not seal", "stop the fleet"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inLab(t, 5, func(t *testing.T, w *world) {
@@ -207,6 +211,15 @@ func TestRollbackDoesNotGoOn(t *testing.T) {
 				w.clean()
 			})
 		})
+	}
+}
+
+// leave heals the fleet, and makes every node leave something behind in a rollback
+// that keeps it from going on (facts 8.2 to 8.4).
+func (w *world) leave(what string) {
+	w.Clear("", "")
+	for _, id := range w.ids() {
+		w.inject(id, what, "")
 	}
 }
 
