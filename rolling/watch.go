@@ -307,10 +307,12 @@ func (w *watcher) readSeals(ctx context.Context, newest uint64, fetched map[stri
 	return out
 }
 
-// due lists the windows whose certificate a node has not been asked for.
+// due lists the windows whose certificate a node has not been asked for, the newest
+// first: whoever resumes hours after the start need not read through all of them to
+// come to one that proves a vote.
 func due(fetched map[uint64]bool, from, to uint64) []uint64 {
 	var out []uint64
-	for index := from; index <= to && len(out) < proofsAtOnce; index++ {
+	for index := to; index >= from && index > 0 && len(out) < proofsAtOnce; index-- {
 		if !fetched[index] {
 			out = append(out, index)
 		}
