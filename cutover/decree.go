@@ -341,7 +341,8 @@ func (d *decree) round(ctx context.Context, r *Run, was map[string]before, late 
 // judgeDecree says how a node stands after a decree to target. low is the lowest
 // height seen since its start, nil for none, up that it has come up, late that the
 // time is over.
-func judgeDecree(target uint64, block time.Duration, b before, known bool, s sight, low *lowest, up, late bool) (Standing, DecreeResult) {
+func judgeDecree(target uint64, block time.Duration, b before, known bool, s sight, low *lowest, up, late bool) (Standing,
+	DecreeResult) {
 	res := DecreeResult{From: b.Height}
 	if low != nil {
 		res.Lowest = &low.Height
@@ -368,7 +369,8 @@ func judgeDecree(target uint64, block time.Duration, b before, known bool, s sig
 	text := "started anew"
 	switch above := b.Height != nil && *b.Height > target; {
 	case low != nil && above && !low.tells(target, b, block):
-		text += fmt.Sprintf("; it was seen at height %d only %s later, when it could have passed the %d it was at before", low.Height, low.After.Round(time.Second), *b.Height)
+		text += fmt.Sprintf("; it was seen at height %d only %s later, when it could have passed the %d it was at before",
+			low.Height, low.After.Round(time.Second), *b.Height)
 	case low != nil && above:
 		pruned := low.Height < *b.Height
 		res.Pruned = &pruned

@@ -223,10 +223,8 @@ func checkSigs(d DecreePlan) observe.Check {
 	}
 	if len(have) < d.Quorum {
 		short := fmt.Sprintf("%d signatures, %d are needed", len(have), d.Quorum)
-		if missing := slices.DeleteFunc(slices.Clone(d.Genesis), func(id string) bool {
-			return slices.Contains(have,
-				id)
-		}); len(missing) > 0 {
+		gone := func(id string) bool { return slices.Contains(have, id) }
+		if missing := slices.DeleteFunc(slices.Clone(d.Genesis), gone); len(missing) > 0 {
 			short += "; not there: " + strings.Join(missing, ", ")
 		}
 		faults = append(faults, short)

@@ -296,8 +296,10 @@ func (o *Operations) back(ctx context.Context, r *Run, proc kept, doc *Document,
 	return nil
 }
 
-func (o *Operations) goOn(ctx context.Context, id string, fn func(context.Context, *Run, kept, *Document) error) (Document,
-	error) {
+// going is what Resume and Abort do with an operation that was taken over.
+type going func(context.Context, *Run, kept, *Document) error
+
+func (o *Operations) goOn(ctx context.Context, id string, fn going) (Document, error) {
 	doc := Document{Schema: docSchema, Operation: id, Outcome: rolling.OutcomeStopped, Phases: []PhaseResult{},
 		Hosts: []HostResult{}}
 	var plan Plan

@@ -154,7 +154,8 @@ func checkGenesis(p Plan) observe.Check {
 // one that sees fewer than three others waits for ever (facts 3, 8 #14). others are
 // those of other operators that are known to start with them.
 func checkStartSet(first, others, least int) observe.Check {
-	c := observe.Check{Name: "start_set", Verdict: observe.Pass, Reason: fmt.Sprintf("%d genesis hosts are started first, %d are needed", first, least)}
+	c := observe.Check{Name: "start_set", Verdict: observe.Pass, Reason: fmt.Sprintf("%d genesis hosts are started first, %d "+
+		"are needed", first, least)}
 	if others > 0 {
 		c.Reason += fmt.Sprintf(", %d nodes of other operators are ready", others)
 	}

@@ -47,10 +47,8 @@ func (x *restarting) Do(ctx context.Context, r *Run, phase PhaseName) (t Tally, 
 		}
 		t = x.all("its successor is ready")
 	case Hold:
-		t, err = x.stopAll(ctx, r, x.plan.Restart.Roll, func(ctx context.Context, id string, s Standing) (Standing,
-			error) {
-			return x.noteHeld(ctx, r, id, s)
-		})
+		note := func(ctx context.Context, id string, s Standing) (Standing, error) { return x.noteHeld(ctx, r, id, s) }
+		t, err = x.stopAll(ctx, r, x.plan.Restart.Roll, note)
 		t = x.apart(t)
 	case Data:
 		t, err = x.data(ctx, r)
@@ -113,8 +111,7 @@ func (x *restarting) start(ctx context.Context, r *Run) (Tally, error) {
 	for _, batch := range [][]string{archive, first, later} {
 		var err error
 		if t, err = x.each(ctx, batch, t, func(ctx context.Context, id string) (Standing, error) {
-			return x.startOne(ctx, r,
-				id)
+			return x.startOne(ctx, r, id)
 		}); err != nil {
 			return t, err
 		}

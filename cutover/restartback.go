@@ -105,8 +105,7 @@ func (x *restarting) unsetKnown(ctx context.Context, r *Run) (plan rolling.Plan,
 // stopped, and keeps it.
 func (x *restarting) unset(ctx context.Context, r *Run, here []string, standing bool) error {
 	ids := slices.DeleteFunc(x.plan.Restart.back(), func(id string) bool {
-		return !slices.Contains(here, id) || latchOf(ctx, r,
-			id).set()
+		return !slices.Contains(here, id) || latchOf(ctx, r, id).set()
 	})
 	if len(ids) == 0 {
 		return nil

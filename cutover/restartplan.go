@@ -124,8 +124,7 @@ func (a RestartAsk) start() time.Time {
 // the moods of a stalled chain do not move it.
 func (a RestartAsk) spec(policies map[string]host.Policy) rolling.Spec {
 	return rolling.Spec{Image: a.Values.Image, Targets: a.Hosts, Skipped: a.Skipped, Waivers: a.Waivers, HoldOnFail: true,
-		KeepOld:        true,
-		RecoveryHalted: true, Policies: policies}
+		KeepOld: true, RecoveryHalted: true, Policies: policies}
 }
 
 // restartInput is what the plan rests on besides the view and the agents.

@@ -44,8 +44,8 @@ func (v RestartValues) digest() string {
 // ValuesOf takes the values out of a record with this SHA-256.
 func ValuesOf(r restart.Record, sha string) RestartValues {
 	v := RestartValues{Record: sha, Publisher: r.Operator, Image: r.Release.Image, Manifest: r.Manifest.Manifest,
-		Needed:    r.Thresholds.SurvivorsNeeded,
-		Remaining: []string{}, Operators: []string{}, ArchiveFleet: r.Archive.Fleet, ArchiveHost: r.Archive.Host, Forged: r.Choice.Forged > 0}
+		Needed: r.Thresholds.SurvivorsNeeded, Remaining: []string{}, Operators: []string{},
+		ArchiveFleet: r.Archive.Fleet, ArchiveHost: r.Archive.Host, Forged: r.Choice.Forged > 0}
 	for _, id := range r.Thresholds.Committee {
 		if !slices.Contains(r.Manifest.Restart.Excluded, id) {
 			v.Remaining = append(v.Remaining, id)

@@ -96,8 +96,7 @@ func (x *rollback) start(ctx context.Context, r *Run) (Tally, error) {
 	}
 	runner := x.roll(r)
 	return x.change(ctx, r, here, away, func(ctx context.Context, id string) (Standing, error) {
-		return x.startOne(ctx, r,
-			runner, id)
+		return x.startOne(ctx, r, runner, id)
 	})
 }
 
@@ -144,8 +143,7 @@ func (x *rollback) outcomes(ctx context.Context, r *Run, here []string) (t Tally
 	block := x.fleet.Inventory().Block
 	err = repeat(ctx, max(block, leastPoll), max(bootBlocks*block, leastPulse), func(late bool) (bool, error) {
 		t, err = x.each(ctx, here, Tally{}, func(ctx context.Context, id string) (Standing, error) {
-			return x.outcome(ctx, id,
-				late), nil
+			return x.outcome(ctx, id, late), nil
 		})
 		x.tell(r, Verify, t)
 		return settledAll(t), err

@@ -80,11 +80,16 @@ func membersWaived(r *Run) bool {
 	return ok
 }
 
+// work is done on one host, by its id; after is asked about one that has stopped.
+type (
+	work  func(ctx context.Context, id string) (Standing, error)
+	after func(ctx context.Context, id string, s Standing) (Standing, error)
+)
+
 // each does one thing on several hosts, on all of them at the same time: nodes
 // that are started together wait for each other. What concerns one host is its
 // standing in t; only what stops the whole operation is an error.
-func (c *crew) each(ctx context.Context, ids []string, t Tally, do func(context.Context, string) (Standing, error)) (Tally,
-	error) {
+func (c *crew) each(ctx context.Context, ids []string, t Tally, do work) (Tally, error) {
 	var (
 		mu   sync.Mutex
 		errs []error
@@ -113,8 +118,7 @@ func (c *crew) each(ctx context.Context, ids []string, t Tally, do func(context.
 // change is each for what changes the hosts: each accepts this operation's epoch
 // first, which waits for a transaction in hand there, and in the end the lease
 // must still be held.
-func (c *crew) change(ctx context.Context, r *Run, ids []string, t Tally, do func(context.Context, string) (Standing,
-	error)) (Tally, error) {
+func (c *crew) change(ctx context.Context, r *Run, ids []string, t Tally, do work) (Tally, error) {
 	t, err := c.each(ctx, ids, t, func(ctx context.Context, id string) (Standing, error) {
 		if err := r.TakeFence(ctx, id); err != nil {
 			return Standing{}, err
@@ -212,8 +216,7 @@ const stopRounds = 4
 //
 // What is starting comes up first, while the others still run: a genesis node waits
 // for three of them.
-func (c *crew) stopAll(ctx context.Context, r *Run, roll rolling.Plan, then func(context.Context, string, Standing) (Standing,
-	error)) (t Tally, err error) {
+func (c *crew) stopAll(ctx context.Context, r *Run, roll rolling.Plan, then after) (t Tally, err error) {
 	if _, err := c.each(ctx, c.plan.Hosts, Tally{}, func(ctx context.Context, id string) (Standing, error) {
 		s := lookAt(ctx, c.fleet, id)
 		if !s.Reached || !s.runs() {

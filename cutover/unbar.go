@@ -45,8 +45,7 @@ func (x *unbar) Do(ctx context.Context, r *Run, phase PhaseName) (t Tally, err e
 		runner := x.roll(ctx, r)
 		runner.Together()
 		t, err = x.change(ctx, r, here, away, func(ctx context.Context, id string) (Standing, error) {
-			return x.watch(ctx, runner,
-				id)
+			return x.watch(ctx, runner, id)
 		})
 	case Release:
 		here, away := x.here(ctx, r, Hold, Go)

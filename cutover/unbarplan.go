@@ -78,7 +78,8 @@ func (o *Operations) ProposeUnbar(ctx context.Context, ask UnbarAsk) (Proposal, 
 	}
 	plan := NewUnbar(view, in, ask, roles)
 	p := Proposal{Plan: plan}
-	p.Checks = slices.Concat(checkStart(ask.At, time.Now()), []observe.Check{checkMembers(plan), startSet(view, plan.Hosts, 0), heardOf(ctx, o.Fleet, ask)},
+	p.Checks = slices.Concat(checkStart(ask.At, time.Now()), []observe.Check{checkMembers(plan), startSet(view, plan.Hosts, 0),
+		heardOf(ctx, o.Fleet, ask)},
 		checkArmed(plan, in), checkSwap(plan),
 		rolling.Preflight(view, in, plan.Unbar.Roll))
 	return p, ctx.Err()
