@@ -188,6 +188,35 @@ func TestRestartByRollbackOperatorLost(t *testing.T) {
 	}
 }
 
+// TestRestartByRollbackClosed: an operation that cannot go on, for nobody votes, is
+// closed as it stands; the variable goes from every node.
+func TestRestartByRollbackClosed(t *testing.T) {
+	inStalledAgain(t, false, func(t *testing.T, w *world, tool *tool, v cutover.RestartValues) {
+		defer tool.exit()
+		if doc, err := tool.restart(tool.restartAsk(v, soon())); err == nil || !strings.Contains(err.Error(), "held in phase verify") {
+			t.Fatalf("%+v\n%v", doc, err)
+		}
+		w.nags(tool, fmt.Sprintf("QNET_ROLLBACK_TO_HEIGHT=%d", v.Head()), survivors...)
+		_, err := tool.ops().Abort(tool.ctx, tool.op())
+		w.mustRefuse(err, "point_of_no_return", "001, 002, 003, 004")
+		doc, err := tool.ops(rolling.Waiver{Check: "point_of_no_return", Reason: "nobody votes"}).Abort(tool.ctx, tool.op())
+		if err != nil || doc.Outcome != "aborted" || tool.unfinished() != "" {
+			t.Fatalf("%+v\n%v", doc, err)
+		}
+		for _, id := range survivors {
+			if c := w.node(id); c.State != "running" || c.RestartPolicy != "always" || armed(c.Env) {
+				t.Errorf("%s: %s", id, names(w.all(id)))
+			}
+			for _, c := range w.all(id) {
+				if c.ID != w.node(id).ID && (c.State == "running" || c.RestartPolicy != "no") {
+					t.Errorf("%s: %s", id, names(w.all(id)))
+				}
+			}
+		}
+		w.clean()
+	})
+}
+
 // TestRestartMixedWays: a host that still carries certified blocks above K is set
 // aside and joins, the others go back by themselves.
 func TestRestartMixedWays(t *testing.T) {

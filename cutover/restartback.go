@@ -101,9 +101,9 @@ func (x *restarting) unsetKnown(ctx context.Context, r *Run) (plan rolling.Plan,
 // unset takes the rollback variable from every node that carries it, one after the
 // other under the quorum rule, each after its bring-up: the same image in a new
 // container without it, proven like any other, with the restart policy of ordinary
-// times. standing takes the rules of a chain that stands. A latched node stays
+// times. closing takes the rules of a chain that stands. A latched node stays
 // stopped, and keeps it.
-func (x *restarting) unset(ctx context.Context, r *Run, here []string, standing bool) error {
+func (x *restarting) unset(ctx context.Context, r *Run, here []string, closing bool) error {
 	ids := slices.DeleteFunc(x.plan.Restart.back(), func(id string) bool {
 		return !slices.Contains(here, id) || latchOf(ctx, r, id).set()
 	})
@@ -121,8 +121,11 @@ func (x *restarting) unset(ctx context.Context, r *Run, here []string, standing 
 			return err
 		}
 	}
-	plan.RecoveryHalted = standing
-	if _, err := r.Session.Runner(plan).OneByOne(ctx); err != nil {
+	runner := r.Session.Runner(plan)
+	if closing {
+		runner.Closing = ids
+	}
+	if _, err := runner.OneByOne(ctx); err != nil {
 		return err
 	}
 	return x.unarmed(ctx, r, ids)

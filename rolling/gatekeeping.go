@@ -64,6 +64,9 @@ const askLimit = 15 * time.Second
 // chain must still be where it was when the operation began. A new image that
 // revives the chain brings back the quorum rule, M3 and M4 for the rest.
 func (r *Runner) standing(ctx context.Context) bool {
+	if r.Closing != nil {
+		return true
+	}
 	if !r.Plan.RecoveryHalted {
 		return false
 	}
@@ -111,7 +114,11 @@ func (r *Runner) othersReachable(ctx context.Context, p NodePlan) error {
 	block := r.Fleet.Inventory().Block
 	return r.until(ctx, p, "others_reachable", deadlineRPC*block, func(ctx context.Context) (bool, string, error) {
 		var down []string
-		for _, id := range r.Fleet.Inventory().IDs() {
+		others := r.Closing
+		if others == nil {
+			others = r.Fleet.Inventory().IDs()
+		}
+		for _, id := range others {
 			if id == p.ID {
 				continue
 			}

@@ -43,6 +43,10 @@ type Runner struct {
 	// Back is called by Disarm when a node's old container runs again, before the
 	// next node is touched; nil: nothing more is to be done.
 	Back func(ctx context.Context, p NodePlan) error
+	// Closing are the hosts of an operation that is closed as it stands: among these
+	// the rules of --recovery-halted hold, whether or not the chain moves. Nil: it is
+	// not closed.
+	Closing []string
 	// From is the height the chain stood at when every node was stopped; nil: it
 	// runs, and the tip at each node's start counts.
 	From *uint64
