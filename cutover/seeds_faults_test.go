@@ -10,6 +10,7 @@ import (
 
 	"github.com/qnetops/qnetops/cutover"
 	"github.com/qnetops/qnetops/lab"
+	"github.com/qnetops/qnetops/lab/engine"
 	"github.com/qnetops/qnetops/rolling"
 )
 
@@ -52,7 +53,8 @@ func (b blow) String() string {
 
 // sudden are the blows that happen once.
 func sudden() []string {
-	return append([]string{blowTool, blowTool, blowInterrupt, blowStop, blowRemove, lab.FaultEngineRestart, lab.FaultLogRotate}, lab.Kills()...)
+	return append([]string{blowTool, blowTool, blowInterrupt, blowStop, blowRemove, lab.FaultEngineRestart,
+		lab.FaultLogRotate}, lab.Kills()...)
 }
 
 // lasting are the faults that last. Left out is what recreates the node's container
@@ -60,7 +62,8 @@ func sudden() []string {
 // blowStop, which nobody takes back by a start.
 func lasting() []string {
 	return slices.DeleteFunc(lab.Kinds(), func(kind string) bool {
-		return slices.Contains([]string{lab.FaultStop, lab.FaultLogLevel, "image", lab.FaultEngineRestart, lab.FaultReboot, lab.FaultLogRotate}, kind)
+		return slices.Contains([]string{lab.FaultStop, lab.FaultLogLevel, "image", lab.FaultEngineRestart, lab.FaultReboot,
+			lab.FaultLogRotate}, kind)
 	})
 }
 
@@ -91,7 +94,9 @@ func drawBlows(rng *rand.Rand, s *seedScene) (out []blow) {
 			b.what = pick(rng, sudden()...)
 		} else {
 			b.what = pick(rng, lasting()...)
-			if rng.IntN(3) > 0 {
+			// An engine that is away for good keeps an agent waiting for a quarter of an
+			// hour; a host that cannot be reached is the same to the tool, and costs less.
+			if rng.IntN(3) > 0 || b.what == engine.FaultEngineDown {
 				b.lasts = time.Duration(1+rng.IntN(20)) * time.Second
 			}
 		}
@@ -128,7 +133,8 @@ type strikes struct {
 }
 
 func newStrikes(w *world, blows []blow, log func(string, ...any)) *strikes {
-	s := &strikes{w: w, blows: blows, log: log, changes: map[string]int{}, fallen: make([]bool, len(blows)), hit: map[string][]string{}}
+	s := &strikes{w: w, blows: blows, log: log, changes: map[string]int{}, fallen: make([]bool, len(blows)),
+		hit: map[string][]string{}}
 	for i, b := range blows {
 		if b.event == 0 && b.change == 0 {
 			s.timers = append(s.timers, time.AfterFunc(b.after, func() { s.fall(i) }))

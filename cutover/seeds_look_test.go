@@ -32,7 +32,8 @@ type file struct {
 }
 
 // rewritten are files that a node replaces or removes as it runs.
-var rewritten = []string{"LOCK", "CLEAN", "CORRUPTION", "signed-mark.json", "signed-mark.json.tmp", "meta.json.tmp", "lab-faults", "oom-count", "abandoned-votes", "decree-seq"}
+var rewritten = []string{"LOCK", "CLEAN", "CORRUPTION", "signed-mark.json", "signed-mark.json.tmp", "meta.json.tmp",
+	"lab-faults", "oom-count", "abandoned-votes", "decree-seq"}
 
 // appended are files that a node appends lines to.
 var appended = []string{"blocks.jsonl", "macroblocks.jsonl"}
@@ -142,7 +143,8 @@ func lost(was, now []file, running bool) (out []string) {
 	for _, f := range was {
 		switch {
 		case have[f.sum]:
-		case slices.Contains(rewritten, f.base) && (running || slices.ContainsFunc(now, func(n file) bool { return n.base == f.base || f.base == "CLEAN" })):
+		case slices.Contains(rewritten, f.base) && (running || slices.ContainsFunc(now,
+			func(n file) bool { return n.base == f.base || f.base == "CLEAN" })):
 		case slices.Contains(appended, f.base) && continued(f, now, running):
 		default:
 			out = append(out, fmt.Sprintf("%s, %d bytes, is nowhere any more", f.path, f.size))
@@ -181,7 +183,8 @@ type images struct {
 }
 
 func newImages(w *world) *images {
-	i := &images{w: w, known: map[string]map[string]any{}, engine: engine.New(engine.Config{Host: "oracle", Root: w.TempDir(), Registry: w.lab.Registry(), Seed: 1})}
+	i := &images{w: w, known: map[string]map[string]any{}, engine: engine.New(engine.Config{Host: "oracle",
+		Root: w.TempDir(), Registry: w.lab.Registry(), Seed: 1})}
 	w.Cleanup(i.engine.Close)
 	return i
 }

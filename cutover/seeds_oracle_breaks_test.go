@@ -97,10 +97,14 @@ func breaks() []aBreak {
 	never := func(string) bool { return false }
 	return []aBreak{
 		{ruleNext, "a command does not exist", func(o *oracle) { o.next("halt-1", "qnetops mend all; qnetops resume halt-1") }},
-		{ruleNext, "another operation is named", func(o *oracle) { o.next("halt-1", "qnetops resume halt-1; qnetops abort halt-2") }},
+		{ruleNext, "another operation is named", func(o *oracle) {
+			o.next("halt-1",
+				"qnetops resume halt-1; qnetops abort halt-2")
+		}},
 		{ruleNext, "nothing is named", func(o *oracle) { o.next("halt-1", "held in phase go") }},
 		{ruleRefused, "an agent created a container", func(o *oracle) {
-			o.untouched("x", []lab.Request{{Host: "001", Origin: "ssh", Method: "GET"}, {Host: "001", Origin: "agent:4001", Method: "POST", Path: "/containers/create"}})
+			o.untouched("x", []lab.Request{{Host: "001", Origin: "ssh", Method: "GET"}, {Host: "001", Origin: "agent:4001",
+				Method: "POST", Path: "/containers/create"}})
 		}},
 		{ruleUnknown, "an engine is asked what it does not know", func(o *oracle) {
 			near, far := net.Pipe()
@@ -117,7 +121,8 @@ func breaks() []aBreak {
 		}},
 		{ruleTrue, "running nodes are said to have halted", func(o *oracle) { o.isHalted(o.s.hosts) }},
 		{ruleTrue, "a node has another policy than was asked for", func(o *oracle) { o.s.policy = "no"; o.runs([]string{"001"}) }},
-		{ruleTrue, "a node has another image than was asked for", func(o *oracle) { o.s.image = lab.Repository + ":v2"; o.runs([]string{"001"}) }},
+		{ruleTrue, "a node has another image than was asked for",
+			func(o *oracle) { o.s.image = lab.Repository + ":v2"; o.runs([]string{"001"}) }},
 		{ruleHolder, "every directory was set aside", func(o *oracle) {
 			o.s.k = 12
 			for _, id := range o.s.hosts {
@@ -212,7 +217,8 @@ func breaks() []aBreak {
 			must(o, err)
 			var c inspected
 			must(o, json.Unmarshal(raw, &c))
-			body, err := json.Marshal(map[string]any{"Image": c.Config["Image"], "Env": c.Config["Env"], "HostConfig": map[string]any{"Binds": c.HostConfig["Binds"]}})
+			body, err := json.Marshal(map[string]any{"Image": c.Config["Image"], "Env": c.Config["Env"],
+				"HostConfig": map[string]any{"Binds": c.HostConfig["Binds"]}})
 			must(o, err)
 			second, err := o.w.host(id).Engine().CreateContainer(o.w.node(id).Name+"-next-1", body)
 			must(o, err)
@@ -226,7 +232,8 @@ func breaks() []aBreak {
 		}},
 		{ruleEnds, "an operation is none that can be resumed", func(o *oracle) {
 			t := o.w.tool()
-			_, err := t.store.Begin(t.ctx, journal.Spec{Kind: "roll", Fleet: t.fleet.Inventory().Name, Operator: "x", Epoch: 1, Plan: json.RawMessage("{}")})
+			_, err := t.store.Begin(t.ctx, journal.Spec{Kind: "roll", Fleet: t.fleet.Inventory().Name, Operator: "x", Epoch: 1,
+				Plan: json.RawMessage("{}")})
 			must(o, err)
 			t.exit()
 			r := &seeded{w: o.w, s: o.s, o: o, blows: newStrikes(o.w, nil, func(string, ...any) {})}

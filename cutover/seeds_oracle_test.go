@@ -77,7 +77,8 @@ type inspected struct {
 }
 
 func newOracle(w *world, s *seedScene) *oracle {
-	o := &oracle{w: w, s: s, images: newImages(w), was: map[string]before{}, exact: map[string][]file{}, halted: map[string]bool{}, looked: map[string]bool{},
+	o := &oracle{w: w, s: s, images: newImages(w), was: map[string]before{}, exact: map[string][]file{},
+		halted: map[string]bool{}, looked: map[string]bool{},
 		sealed: map[point]map[string]string{}, stop: make(chan struct{}), done: make(chan struct{})}
 	for _, id := range w.ids() {
 		b := before{count: len(w.all(id)), files: inventory(w.host(id)), dirs: dataDirs(w.host(id))}
@@ -376,7 +377,8 @@ func (o *oracle) disarmed(ids []string) {
 
 // oneShot are the variables that act again at every start (facts 5.1).
 func oneShot(name string) bool {
-	return name == "QNET_HALT_HEIGHT" || strings.HasPrefix(name, "QNET_ROLLBACK_") || name == "QNET_FORCE_RESET" || name == "QNET_CLEAN_DATA"
+	return name == "QNET_HALT_HEIGHT" || strings.HasPrefix(name, "QNET_ROLLBACK_") || name == "QNET_FORCE_RESET" ||
+		name == "QNET_CLEAN_DATA"
 }
 
 // back asks that a host is as it was before the operation.

@@ -22,7 +22,8 @@ const quick = fast / 2
 
 // seedKinds are the cut-overs that seeds draw, the cheap ones more often; a seed's kind
 // is its place in it.
-var seedKinds = []string{cutover.KindDecree, cutover.KindRollback, cutover.KindRestart, cutover.KindRelease, cutover.KindRollback, cutover.KindDecree,
+var seedKinds = []string{cutover.KindDecree, cutover.KindRollback, cutover.KindRestart, cutover.KindRelease,
+	cutover.KindRollback, cutover.KindDecree,
 	cutover.KindRestart, cutover.KindHalt, cutover.KindRollback, cutover.KindUnbar, cutover.KindDecree, cutover.KindRelease}
 
 // seedScene is a fleet in the state that a kind of cut-over needs, and the command.
@@ -265,7 +266,8 @@ func (s *seedScene) unbar(w *world) {
 	image := w.image("open", manifest.Manifest{Restart: manifest.Restart{Excluded: []string{}}, Pin: v.Manifest.Pin})
 	s.image = image.Ref
 	s.begin = func(t *tool) (cutover.Document, error) {
-		return t.unbar(cutover.UnbarAsk{Ask: cutover.Ask{Hosts: survivors, Skipped: []string{"005", "006"}, At: time.Now().Add(30 * time.Second).Truncate(time.Second)},
+		return t.unbar(cutover.UnbarAsk{Ask: cutover.Ask{Hosts: survivors, Skipped: []string{"005", "006"},
+			At: time.Now().Add(30 * time.Second).Truncate(time.Second)},
 			Image: image.Ref, Identities: v.Manifest.Restart.Excluded})
 	}
 }

@@ -35,8 +35,8 @@ func seeds(t *testing.T) (out []uint64, verbose bool) {
 		}
 		return []uint64{n}, true
 	}
-	n := uint64(2 * len(seedKinds))
-	if os.Getenv("QNETOPS_LONG") != "" {
+	n := uint64(len(seedKinds) + 4) // each kind, and no more than a run in CI may take
+	if full() {
 		n = 500
 	}
 	for seed := range n {
@@ -59,7 +59,8 @@ func TestSeededCutovers(t *testing.T) {
 			r := &seeded{seed: seed, verbose: verbose, rng: rand.New(rand.NewPCG(seed, 20260101))}
 			r.s = draw(seed, r.rng)
 			// A fleet has the seed of its number too, so that a run is one of a kind.
-			rollingtest.InLab(t, lab.Config{Nodes: r.s.nodes, Block: quick, Seed: int64(seed) + 1}, func(t *testing.T, w *rollingtest.World) {
+			rollingtest.InLab(t, lab.Config{Nodes: r.s.nodes, Block: quick, Seed: int64(seed) + 1}, func(t *testing.T,
+				w *rollingtest.World) {
 				r.w = worldOf(w)
 				r.run()
 			})
@@ -114,7 +115,8 @@ func (r *seeded) run() {
 	r.blows.end()
 	r.w.lab.OnEngineResponse(nil)
 	r.o.close()
-	r.w.Logf("seed %d: %s on %d nodes; %s; %s; events %d, %s", r.seed, r.s.kind, r.s.nodes, r.blows.fell(), strings.Join(r.ends, ", "), r.blows.events, time.Since(r.began).Round(time.Second))
+	r.w.Logf("seed %d: %s on %d nodes; %s; %s; events %d, %s", r.seed, r.s.kind, r.s.nodes, r.blows.fell(),
+		strings.Join(r.ends, ", "), r.blows.events, time.Since(r.began).Round(time.Second))
 	if broken := r.o.verdict(); len(broken) > 0 || r.w.Failed() {
 		r.w.Errorf("seed %d (%s, %d nodes) breaks:\n  %s\nreplay it: %s=%d go test -run '^TestSeededCutovers$' ./cutover\n%s", r.seed, r.s.kind, r.s.nodes,
 			strings.Join(broken, "\n  "), seedOnly, r.seed, strings.Join(r.story, "\n"))
@@ -139,7 +141,8 @@ func outcomeOf(doc cutover.Document, err error) string {
 const patience = time.Hour
 
 // process runs one process of the tool from begin to end.
-func (r *seeded) process(what string, waivers []rolling.Waiver, fn func(t *tool, ops *cutover.Operations) (cutover.Document, error)) (doc cutover.Document, err error) {
+func (r *seeded) process(what string, waivers []rolling.Waiver, fn func(t *tool,
+	ops *cutover.Operations) (cutover.Document, error)) (doc cutover.Document, err error) {
 	t := r.w.tool()
 	defer t.exit()
 	r.blows.live(t)
@@ -202,7 +205,8 @@ func (r *seeded) judge(t *tool, what string, doc cutover.Document, err error, ma
 // untouched asks that no agent changed anything on an engine.
 func (o *oracle) untouched(what string, requests []lab.Request) {
 	for _, q := range requests {
-		if q.Method != "GET" && q.Method != "HEAD" && (strings.HasPrefix(q.Origin, "agent:") || strings.HasPrefix(q.Origin, "guardian:")) {
+		if q.Method != "GET" && q.Method != "HEAD" && (strings.HasPrefix(q.Origin, "agent:") || strings.HasPrefix(q.Origin,
+			"guardian:")) {
 			o.broken(ruleRefused, "%s: %s %s %s", what, q.Host, q.Method, q.Path)
 		}
 	}
@@ -331,7 +335,8 @@ func (r *seeded) finish() {
 func (r *seeded) start() {
 	for _, id := range r.s.hosts {
 		for _, c := range r.w.all(id) {
-			if c.Name == r.w.host(id).Spec().Container && c.State == "exited" && c.RestartPolicy != "no" && !carries(c.Env, "QNET_HALT_HEIGHT") {
+			if c.Name == r.w.host(id).Spec().Container && c.State == "exited" && c.RestartPolicy != "no" && !carries(c.Env,
+				"QNET_HALT_HEIGHT") {
 				r.tell("%s is started by hand", id)
 				_ = r.w.host(id).Engine().StartContainer(c.ID)
 			}
@@ -369,7 +374,8 @@ func (o *oracle) named(view observe.View) {
 		for _, c := range o.w.all(id) {
 			for _, kv := range c.Env {
 				name, _, _ := strings.Cut(kv, "=")
-				if c.Name == o.w.host(id).Spec().Container && oneShot(name) && n.Reachable && (n.Container == nil || !slices.Contains(n.Container.OneShot, name)) {
+				if c.Name == o.w.host(id).Spec().Container && oneShot(name) && n.Reachable && (n.Container == nil ||
+					!slices.Contains(n.Container.OneShot, name)) {
 					o.broken(ruleOneShot, "%s carries %s and a look at the fleet does not say so", id, name)
 				}
 			}
@@ -485,7 +491,8 @@ func (r *seeded) goesOn(ids []string) {
 		r.w.Blocks(30)
 	}
 	if now := r.o.top(2); now < was+3 {
-		r.o.broken(ruleTrue, "the chain does not seal after what is said to be done: checkpoint %d, was %d: %s", now, was, r.w.lab.Status(r.w.Context()))
+		r.o.broken(ruleTrue, "the chain does not seal after what is said to be done: checkpoint %d, was %d: %s", now, was,
+			r.w.lab.Status(r.w.Context()))
 	}
 	if r.s.kind != cutover.KindRestart {
 		return
