@@ -94,7 +94,10 @@ func must(o *oracle, err error) {
 
 // breaks are in an order in which what one leaves behind does not hinder the next.
 func breaks() []aBreak {
-	never := func(string) bool { return false }
+	return slices.Concat(breaksOfWords(), breaksOfNodes(), breaksOfFiles(), lastBreaks())
+}
+
+func breaksOfWords() []aBreak {
 	return []aBreak{
 		{ruleNext, "a command does not exist", func(o *oracle) { o.next("halt-1", "qnetops mend all; qnetops resume halt-1") }},
 		{ruleNext, "another operation is named", func(o *oracle) {
@@ -123,6 +126,11 @@ func breaks() []aBreak {
 		{ruleTrue, "a node has another policy than was asked for", func(o *oracle) { o.s.policy = "no"; o.runs([]string{"001"}) }},
 		{ruleTrue, "a node has another image than was asked for",
 			func(o *oracle) { o.s.image = lab.Repository + ":v2"; o.runs([]string{"001"}) }},
+	}
+}
+
+func breaksOfNodes() []aBreak {
+	return []aBreak{
 		{ruleHolder, "every directory was set aside", func(o *oracle) {
 			o.s.k = 12
 			for _, id := range o.s.hosts {
@@ -170,6 +178,11 @@ func breaks() []aBreak {
 			must(o, o.w.host("002").Engine().StartContainer(o.w.node("002").ID))
 			o.sample("002")
 		}},
+	}
+}
+
+func breaksOfFiles() []aBreak {
+	return []aBreak{
 		{ruleFiles, "a file was deleted", func(o *oracle) {
 			must(o, os.Remove(filepath.Join(o.w.host("001").DataDir(), "IDENTITY")))
 			o.files()
@@ -200,6 +213,11 @@ func breaks() []aBreak {
 			o.chain()
 			must(o, os.Truncate(path, was.Size()))
 		}},
+	}
+}
+
+func lastBreaks() []aBreak {
+	return []aBreak{
 		{ruleTrue, "the chain does not go on", func(o *oracle) { // three of four are spoilt by now
 			r := &seeded{w: o.w, s: o.s, o: o, blows: newStrikes(o.w, nil, func(string, ...any) {})}
 			must(o, o.w.host("001").Engine().StopContainer(o.w.node("001").ID))
@@ -209,7 +227,7 @@ func breaks() []aBreak {
 		}},
 		{ruleOne, "a container was removed", func(o *oracle) {
 			must(o, o.w.host("003").Engine().RemoveContainer(o.w.node("003").ID))
-			o.fate(never)
+			o.fate(func(string) bool { return false })
 		}},
 		{ruleTwo, "a second container runs", func(o *oracle) {
 			id := "004"

@@ -414,7 +414,8 @@ func (o *oracle) back(befell func(id string, what ...string) bool) {
 var commandIn = regexp.MustCompile("qnetops ([a-z]+)(?: ([A-Za-z0-9-]+))?")
 
 // contract are the commands of DESIGN.md 4.
-const contract = "status watch hosts roll resume abort restore ops gates restart manifest halt rollback decree diagnose incident backup lease movement lab rehearse version"
+const contract = "status watch hosts roll resume abort restore ops gates restart manifest halt rollback decree " +
+	"diagnose incident backup lease movement lab rehearse version"
 
 // next asks that what a stopped operation says names commands that there are, and
 // one of them for this operation.

@@ -118,7 +118,8 @@ func (r *seeded) run() {
 	r.w.Logf("seed %d: %s on %d nodes; %s; %s; events %d, %s", r.seed, r.s.kind, r.s.nodes, r.blows.fell(),
 		strings.Join(r.ends, ", "), r.blows.events, time.Since(r.began).Round(time.Second))
 	if broken := r.o.verdict(); len(broken) > 0 || r.w.Failed() {
-		r.w.Errorf("seed %d (%s, %d nodes) breaks:\n  %s\nreplay it: %s=%d go test -run '^TestSeededCutovers$' ./cutover\n%s", r.seed, r.s.kind, r.s.nodes,
+		r.w.Errorf("seed %d (%s, %d nodes) breaks:\n  %s\nreplay it: %s=%d go test -run '^TestSeededCutovers$' ./cutover\n%s",
+			r.seed, r.s.kind, r.s.nodes,
 			strings.Join(broken, "\n  "), seedOnly, r.seed, strings.Join(r.story, "\n"))
 	}
 }
