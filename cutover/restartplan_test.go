@@ -158,15 +158,18 @@ func TestApart(t *testing.T) {
 	x := newRestart(NewRestart(view, in, ask, known), nil)
 	for name, c := range map[string]struct {
 		missing, failed string
+		others          []string // nodes of other operators
 		want            string
 	}{
-		"one away":         {"004", "", "004=apart"},
-		"two away":         {"003 004", "", "003=missing 004=missing"},
-		"the archive away": {"002", "", "002=missing"},
-		"one failed":       {"", "004", "004=failed"}, // it runs, or may: nobody passes it by unasked
-		"one of each":      {"003", "004", "003=missing 004=failed"},
+		"one away":                {"004", "", []string{"n9"}, "004=apart"},
+		"one away of four in all": {"004", "", nil, "004=missing"}, // a genesis node waits for three others
+		"two away":                {"003 004", "", nil, "003=missing 004=missing"},
+		"the archive away":        {"002", "", []string{"n9"}, "002=missing"},
+		"one failed":              {"", "004", []string{"n9"}, "004=failed"}, // it runs, or may: nobody passes it by unasked
+		"one of each":             {"003", "004", nil, "003=missing 004=failed"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			x.plan.Restart.Others = c.others
 			tally := x.all("stopped")
 			for _, id := range strings.Fields(c.missing) {
 				tally[id] = Standing{State: Missing}
