@@ -26,8 +26,9 @@ type longCut struct {
 	// begin brings the fleet to where the cut-over is called for, and returns its command line with what must be done at
 	// lines of its progress for the fleet to go on.
 	begin func(f *realFleet) (line []string, at marks)
-	// end asserts what must be true of the fleet, from the stop to restored finality.
-	end func(f *realFleet)
+	// end asserts what must be true of the fleet, from the stop to restored finality. Its commands have the journal of the
+	// cut-over.
+	end func(f *realFleet, command func(...string) *exec.Cmd)
 }
 
 // longBlock leaves the real parts of a cut-over room on a busy machine.
@@ -43,9 +44,11 @@ func longCuts() []longCut {
 			begin: func(f *realFleet) ([]string, marks) {
 				return []string{"halt", "--height", f.far(8)}, none
 			},
-			end: func(f *realFleet) {
+			end: func(f *realFleet, command func(...string) *exec.Cmd) {
 				f.downForGood()
-				f.must(0, "halt", "release", "qnet:v2", "--yes")
+				if out, code := f.drain(command("halt", "release", "qnet:v2", "--yes", "-v"), none); code != exitDone {
+					f.t.Fatalf("exit %d\n%s", code, tail(out, 12))
+				}
 				f.whole(buildV2, f.ids()...)
 			}},
 		{kind: "release", phases: []string{"prepare", "hold", "go", "verify", "release"}, host: "003", strike: midSwap, dead: phase("hold", "begun"),
@@ -53,13 +56,13 @@ func longCuts() []longCut {
 				f.must(0, "halt", "--height", f.far(4), "--yes")
 				return []string{"halt", "release", "qnet:v2"}, none
 			},
-			end: func(f *realFleet) { f.whole(buildV2, f.ids()...) }},
+			end: func(f *realFleet, _ func(...string) *exec.Cmd) { f.whole(buildV2, f.ids()...) }},
 		{kind: "rollback", phases: []string{"prepare", "hold", "go", "verify", "release"}, host: "003", strike: midSwap, dead: phase("hold", "begun"),
 			begin: func(f *realFleet) ([]string, marks) {
 				f.stall(true)
 				return append([]string{"rollback", "--to-last-sealed"}, hurry...), marks{phase("hold", "done"): f.heal}
 			},
-			end: func(f *realFleet) { f.whole(buildV1, f.ids()...) }},
+			end: func(f *realFleet, _ func(...string) *exec.Cmd) { f.whole(buildV1, f.ids()...) }},
 		{kind: "decree", phases: []string{"prepare", "go", "verify"}, host: "001", strike: "001  decree    begun", dead: phase("verify", "begun"),
 			begin: func(f *realFleet) ([]string, marks) {
 				target := f.stall(true)
@@ -72,12 +75,12 @@ func longCuts() []longCut {
 						}()
 					}}
 			},
-			end: func(f *realFleet) { f.whole(buildV1, f.ids()...) }},
+			end: func(f *realFleet, _ func(...string) *exec.Cmd) { f.whole(buildV1, f.ids()...) }},
 		{kind: "restart", supers: 1, phases: []string{"prepare", "hold", "data", "go", "verify", "release"}, host: "003", strike: midSwap, dead: phase("data", "done"),
 			begin: func(f *realFleet) ([]string, marks) {
 				return f.restartable().execute(), none
 			},
-			end: func(f *realFleet) {
+			end: func(f *realFleet, _ func(...string) *exec.Cmd) {
 				f.whole("", f.ids()[:cutoverNodes]...)
 				f.restartMade().verified()
 			}},
@@ -90,7 +93,7 @@ func longCuts() []longCut {
 				line, _ := r.unbar("open", 30*time.Second)
 				return line, none
 			},
-			end: func(f *realFleet) { f.whole("", f.ids()[:cutoverNodes]...) }},
+			end: func(f *realFleet, _ func(...string) *exec.Cmd) { f.whole("", f.ids()[:cutoverNodes]...) }},
 	}
 }
 
@@ -191,15 +194,15 @@ func (f *realFleet) troubled(c longCut, trouble string) {
 		}
 		strike()
 	}
-	_, code := f.drain(f.command(flagged(line)...), at)
+	out, code := f.drain(f.command(flagged(line)...), at)
 	if !struck {
 		f.t.Fatalf("never said %q", mark)
 	}
 	if trouble == "one host dead" {
 		f.again(f.Reboot(ctx, "004")) // its power is back
 	}
-	f.onwards(code, f.command, at)
-	c.end(f)
+	f.onwards(line, out, code, at)
+	c.end(f, f.command)
 }
 
 func flagged(line []string) []string {
@@ -213,15 +216,23 @@ func flagged(line []string) []string {
 
 var operationNamed = regexp.MustCompile(`operation (\S+) \(after a crash`)
 
-// onwards resumes the newest operation until it is done.
-func (f *realFleet) onwards(code int, command func(...string) *exec.Cmd, at marks) {
+// stoppedInBoot is what is said of a node that was alone when its host came back: it could not come up, and was not flushed.
+const stoppedInBoot = "qnetops abort starts all nodes again"
+
+// onwards does what was named last until the cut-over is done: it is resumed, or taken back and begun once more.
+func (f *realFleet) onwards(line []string, out string, code int, at marks) {
 	f.t.Helper()
 	for try := 0; code != exitDone; try++ {
 		if try == 6 {
 			f.t.Fatalf("resume never succeeded, last exit code %d", code)
 		}
 		time.Sleep(3 * time.Second)
-		_, code = f.drain(command("resume", f.newest(), "-v"), at)
+		next := []string{"resume", f.newest(), "-v"}
+		if strings.Contains(out, stoppedInBoot) {
+			f.must(0, "abort", f.newest())
+			next = flagged(line)
+		}
+		out, code = f.drain(f.command(next...), at)
 	}
 }
 
@@ -277,5 +288,5 @@ func (f *realFleet) lostAtEveryBarrier(c longCut, dsn string) {
 		}
 		time.Sleep(2 * time.Second)
 	}
-	c.end(f)
+	c.end(f, command)
 }
