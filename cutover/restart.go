@@ -22,12 +22,13 @@ func newRestart(plan Plan, f *fleet.Fleet) *restarting { return &restarting{newC
 
 // Steps of one host beside those of a roll.
 const (
-	stepStopped  = "held"        // how it ended and what its data directory held then
-	stepCopied   = "copy_data"   // of the archive host
-	stepAside    = "aside_data"  // its data directory is set aside
-	stepBackData = "back_data"   // and put back
-	stepLatched  = "latched"     // it is stopped and stays so until a person clears it
-	stepTrimmed  = "trim_policy" // the archive host has its restart policy back after it was brought to K
+	stepStopped   = "held"        // how it ended and what its data directory held then
+	stepCopied    = "copy_data"   // of the archive host
+	stepAside     = "aside_data"  // its data directory is set aside
+	stepBackData  = "back_data"   // and put back
+	stepLatched   = "latched"     // it is stopped and stays so until a person clears it
+	stepTrimBegun = "trim_begun"  // the archive host may be down until it has been brought to K
+	stepTrimmed   = "trim_policy" // the archive host has its restart policy back after it was brought to K
 )
 
 // roll is the roll to the release; that of one host's successor is rollOf.

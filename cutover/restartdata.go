@@ -193,6 +193,13 @@ func (x *restarting) unmoved(ctx context.Context, r *Run, here []string) error {
 // sealed without the barred.
 func (x *restarting) verify(ctx context.Context, r *Run) (Tally, error) {
 	here, away := x.here(ctx, r, Hold, Data, Go)
+	if a := x.plan.Restart.Archive; r.Result(ctx, a+"/"+stepTrimBegun) != nil {
+		// It may be down, in the middle of what another process began.
+		t, err := x.trim(ctx, r, here, maps.Clone(away))
+		if _, open := t[a]; err != nil || open && t[a].State != Finished {
+			return x.waiting(t, "waits for the archive host "+a), err
+		}
+	}
 	t, err := x.hashes(ctx, r, here, away)
 	if err != nil || len(x.open(r, t)) > 0 {
 		return t, err

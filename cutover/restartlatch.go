@@ -197,6 +197,9 @@ func (x *restarting) second(ctx context.Context, here []string, id string) (why 
 // its acts may be repeated.
 func (x *restarting) trimOne(ctx context.Context, r *Run, h RestartHost) error {
 	if r.Result(ctx, h.ID+"/"+stepAside) == nil {
+		if err := r.Record(ctx, h.ID+"/"+stepTrimBegun, "the archive host is to be brought to K", h); err != nil {
+			return err
+		}
 		if err := x.stop(ctx, r, *x.plan.Restart.Roll.Node(h.ID), "", "stop the archive host: another one serves"); err != nil {
 			return err
 		}
