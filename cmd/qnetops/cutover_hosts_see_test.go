@@ -31,12 +31,25 @@ func phase(name, state string) string { return fmt.Sprintf("  %-9s %s ", name, s
 // printed and the exit code (-1: killed).
 func (f *realFleet) follow(cmd *exec.Cmd, at marks) (string, int) {
 	f.t.Helper()
-	at = maps.Clone(at)
-	out, code := f.drain(cmd, at)
-	if len(at) > 0 {
+	todo := maps.Clone(at)
+	out, code := f.drain(cmd, todo)
+	for try := 0; try < 3 && len(todo) == len(at) && strings.Contains(out, "the plan changed between"); try++ {
+		// A node that has just come back has another place in the order; nothing was changed, and it is to be asked again.
+		f.healthy()
+		out, code = f.drain(f.command(cmd.Args[1:]...), todo)
+	}
+	if at = todo; len(at) > 0 {
 		f.t.Errorf("qnetops %s never said %q\n%s", strings.Join(cmd.Args[1:], " "), slices.Collect(maps.Keys(at)), tail(out, 25))
 	}
 	return out, code
+}
+
+// ends runs a command that must end well.
+func (f *realFleet) ends(line ...string) {
+	f.t.Helper()
+	if out, code := f.follow(f.command(append(line, "--yes", "-v")...), nil); code != exitDone {
+		f.t.Fatalf("qnetops %s: exit %d\n%s", strings.Join(line, " "), code, tail(out, 12))
+	}
 }
 
 // drain is follow for a command that need not come to all those lines; it takes out of the map what was done.

@@ -108,7 +108,7 @@ const buildV1, buildV2 = "1111111", "2222222"
 // it undisturbed.
 func (f *realFleet) haltsAndReleases() {
 	f.part("halt", func() {
-		f.must(0, "halt", "--height", f.far(5), "--yes")
+		f.ends("halt", "--height", f.far(5))
 		f.halted(f.ids()...)
 	})
 	f.part("every engine restarts", func() {
@@ -127,7 +127,7 @@ func (f *realFleet) haltsAndReleases() {
 		f.halted(f.ids()...)
 	})
 	f.part("release", func() {
-		f.must(0, "halt", "release", "qnet:v1", "--yes")
+		f.ends("halt", "release", "qnet:v1")
 		f.whole(buildV1, f.ids()...)
 	})
 }

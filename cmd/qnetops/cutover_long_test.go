@@ -53,7 +53,7 @@ func longCuts() []longCut {
 			}},
 		{kind: "release", phases: []string{"prepare", "hold", "go", "verify", "release"}, host: "003", strike: midSwap, dead: phase("hold", "begun"),
 			begin: func(f *realFleet) ([]string, marks) {
-				f.must(0, "halt", "--height", f.far(4), "--yes")
+				f.ends("halt", "--height", f.far(4))
 				return []string{"halt", "release", "qnet:v2"}, none
 			},
 			end: func(f *realFleet, _ func(...string) *exec.Cmd) { f.whole(buildV2, f.ids()...) }},
