@@ -2,10 +2,7 @@ package main
 
 import (
 	"context"
-	"crypto/ed25519"
-	"crypto/rand"
 	"encoding/json"
-	"encoding/pem"
 	"fmt"
 	"os"
 	"regexp"
@@ -13,9 +10,8 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/crypto/ssh"
-
 	"github.com/qnetops/qnetops/lab"
+	"github.com/qnetops/qnetops/lab/sshkey"
 	"github.com/qnetops/qnetops/manifest"
 	"github.com/qnetops/qnetops/node"
 	"github.com/qnetops/qnetops/restart"
@@ -258,22 +254,14 @@ func (r *rehearsal) keep(ctx context.Context, name, text string) {
 func (x *restartRehearsal) keys() error {
 	var signers strings.Builder
 	for _, who := range []string{ann, bob} {
-		public, private, err := ed25519.GenerateKey(rand.Reader)
+		if _, err := sshkey.Write(x.path("key-"+who), who); err != nil {
+			return err
+		}
+		public, err := os.ReadFile(x.path("key-" + who + ".pub"))
 		if err != nil {
 			return err
 		}
-		block, err := ssh.MarshalPrivateKey(private, "")
-		if err != nil {
-			return err
-		}
-		pub, err := ssh.NewPublicKey(public)
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(&signers, "%s namespaces=%q %s", who, restart.Namespace, ssh.MarshalAuthorizedKey(pub))
-		if err := os.WriteFile(x.path("key-"+who), pem.EncodeToMemory(block), 0o600); err != nil {
-			return err
-		}
+		fmt.Fprintf(&signers, "%s namespaces=%q %s", who, restart.Namespace, public)
 	}
 	if err := os.Mkdir(x.path("evidence"), 0o700); err != nil {
 		return err

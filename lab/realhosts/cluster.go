@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/qnetops/qnetops/lab/sshkey"
 )
 
 // Cluster is a lab that is up. Its methods may be used from several goroutines; a host is booted or stopped by one
@@ -119,7 +121,7 @@ func freeFolder(ctx context.Context, dir string) error {
 
 func (c *Cluster) build(ctx context.Context, cfg Config) error {
 	cfg.Progress(fmt.Sprintf("making %d hosts on %s, registry %s", cfg.Nodes, c.state.Bridge, c.state.Registry))
-	if _, err := writeKey(c.paths.key(), "qnetops lab"); err != nil {
+	if _, err := sshkey.Write(c.paths.key(), "qnetops lab"); err != nil {
 		return err
 	}
 	if err := c.serveRegistry(ctx); err != nil {

@@ -3,6 +3,8 @@ package realhosts
 import (
 	"testing"
 	"time"
+
+	"github.com/qnetops/qnetops/lab/sshkey"
 )
 
 // InventoryForTest writes the inventory of a lab that is not up.
@@ -14,7 +16,7 @@ func InventoryForTest(t *testing.T, dir string, nodes int) (string, []Host) {
 		st.Hosts = append(st.Hosts, newHost(st, cfg, i+1))
 	}
 	c := &Cluster{paths: layout{dir}, state: st}
-	if _, err := writeKey(c.KeyFile(), "test"); err != nil {
+	if _, err := sshkey.Write(c.KeyFile(), "test"); err != nil {
 		t.Fatal(err)
 	}
 	if err := writeLines(c.KnownHosts(), []string{"# none"}); err != nil {

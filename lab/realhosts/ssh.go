@@ -3,9 +3,6 @@ package realhosts
 import (
 	"bytes"
 	"context"
-	"crypto/ed25519"
-	"crypto/rand"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"net"
@@ -17,31 +14,9 @@ import (
 
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/knownhosts"
-)
 
-// writeKey makes an ed25519 key pair at path and path.pub and returns the public half.
-func writeKey(path, comment string) (ssh.PublicKey, error) {
-	public, private, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		return nil, fmt.Errorf("making key %s: %w", path, err)
-	}
-	block, err := ssh.MarshalPrivateKey(private, comment)
-	if err != nil {
-		return nil, fmt.Errorf("encoding key %s: %w", path, err)
-	}
-	key, err := ssh.NewPublicKey(public)
-	if err != nil {
-		return nil, fmt.Errorf("encoding key %s: %w", path, err)
-	}
-	if err := os.WriteFile(path, pem.EncodeToMemory(block), 0o600); err != nil {
-		return nil, fmt.Errorf("writing key: %w", err)
-	}
-	line := strings.TrimSpace(string(ssh.MarshalAuthorizedKey(key))) + " " + comment + "\n"
-	if err := os.WriteFile(path+".pub", []byte(line), 0o644); err != nil {
-		return nil, fmt.Errorf("writing key: %w", err)
-	}
-	return key, nil
-}
+	"github.com/qnetops/qnetops/lab/sshkey"
+)
 
 const sshdConfig = `Port %d
 HostKey /etc/ssh/ssh_host_ed25519_key
@@ -87,7 +62,7 @@ func (c *Cluster) prepareSSH(host Host) error {
 // NewHostKey replaces the SSH host key of a host. A running sshd uses it from its next start (Reboot or
 // RestartSSH) on; known_hosts keeps the old one, which is what makes it a changed key.
 func (c *Cluster) NewHostKey(id string) error {
-	_, err := writeKey(c.paths.in(id, "etc/ssh/ssh_host_ed25519_key"), "lab host "+id)
+	_, err := sshkey.Write(c.paths.in(id, "etc/ssh/ssh_host_ed25519_key"), "lab host "+id)
 	return err
 }
 
