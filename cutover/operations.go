@@ -127,7 +127,8 @@ func (o *Operations) procedure(plan Plan) (kept, error) {
 
 // Execute runs a plan that was printed and confirmed. again makes the proposal
 // anew under the lease: the same plan, and nothing against it, or nothing is done.
-func (o *Operations) Execute(ctx context.Context, plan Plan, again func(context.Context) (Proposal, error)) (Document, error) {
+func (o *Operations) Execute(ctx context.Context, plan Plan, again func(context.Context) (Proposal, error)) (Document,
+	error) {
 	doc := newDocument("", plan)
 	proc, err := o.procedure(plan)
 	if err != nil {
@@ -157,11 +158,29 @@ func (o *Operations) Execute(ctx context.Context, plan Plan, again func(context.
 		err = r.Forward(ctx, proc)
 		if cause := untouched(ctx, r, err); cause != nil && !isOut(ctx, r, proc) {
 			// Nothing was stopped: the fleet is left as it was found.
-			return errors.Join(cause, r.Back(ctx, proc, cause.Error()))
+			return o.leave(ctx, r, proc, cause)
 		}
 		return o.conclude(ctx, r, proc, &doc, err)
 	})
 	return doc, o.outcome(&doc, err)
+}
+
+// leave takes back what a run began that failed before any node was stopped. Where that
+// does not go now, such as with a host that is away, the operation stays open.
+func (o *Operations) leave(ctx context.Context, r *Run, proc kept, cause error) error {
+	err := proc.Settle(ctx, r)
+	if err == nil {
+		err = r.Back(ctx, proc, cause.Error())
+	}
+	if err == nil {
+		return cause
+	}
+	var doubt *rolling.InDoubtError
+	if errors.As(err, &doubt) {
+		return r.end(ctx, errors.Join(err, cause)) // the hint of the first is shown
+	}
+	return r.end(ctx, &rolling.StoppedError{Operation: r.Op.ID(),
+		Reason: "no node was stopped, and what had been made ready is not all taken back", Err: errors.Join(cause, err)})
 }
 
 // isOut says whether a cut-over that stops no node itself has let its change out.
