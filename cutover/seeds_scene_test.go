@@ -288,6 +288,3 @@ func (w *world) sealed(id string, index uint64) {
 	}
 	w.Fatalf("%s does not come to checkpoint %d: %s", id, index, w.lab.Status(w.Context()))
 }
-
-// quorum is how many nodes of the scene must be up for the chain to seal.
-func (s *seedScene) quorum() int { return node.QuorumSize(len(s.hosts)) }
