@@ -35,7 +35,7 @@ const (
 func (x *restarting) roll(r *Run) *rolling.Runner {
 	runner := r.Session.Runner(x.plan.Restart.Roll)
 	head := x.plan.Restart.Values.Head()
-	runner.From, runner.NoPutBack = &head, true
+	runner.From, runner.NoPutBack, runner.Among = &head, true, x.plan.Hosts
 	return runner
 }
 
@@ -318,12 +318,12 @@ func (x *restarting) clear(ctx context.Context, r *Run) (Tally, error) {
 	runner := x.roll(r)
 	_, unsetting := x.unsetKnown(ctx, r) // then they are gone, and what is aside now is not of before the restart
 	t, err := x.change(ctx, r, here, away, func(ctx context.Context, id string) (Standing, error) {
-		if !unsetting {
-			if _, err := runner.Archive(ctx, *runner.Plan.Node(id)); err != nil {
-				return Standing{}, err
-			}
+		clear := runner.Clear
+		if unsetting {
+			clear = runner.ClearFailed
 		}
-		return Standing{State: Finished, Text: "its old container is archived and removed" + x.left(ctx, r, id)}, nil
+		err := clear(ctx, *runner.Plan.Node(id))
+		return x.cleared(ctx, r, id, "its old container is archived and removed"+x.left(ctx, r, id), err)
 	})
 	if err != nil || len(x.open(r, t)) > 0 {
 		return t, err

@@ -146,7 +146,7 @@ func (t *tool) restartAsk(v cutover.RestartValues, at time.Time) cutover.Restart
 		return restart.Verification{OK: true, K: v.K(), Shown: t.w.alive()}, ev, err
 	}
 	ask.CheckArchive = func(ctx context.Context, id string, joiners int) (restart.ArchiveCheck, error) {
-		in := restart.ArchiveInput{Fleet: t.fleet.Inventory().Name, Designated: id, K: v.K(), Block: t.fleet.Inventory().Block, Joiners: joiners, ReadBytes: 1 << 20,
+		in := restart.ArchiveInput{Fleet: t.fleet.Inventory().Name, Designated: id, K: v.K(), Forged: v.Forged, Block: t.fleet.Inventory().Block, Joiners: joiners, ReadBytes: 1 << 20,
 			Sample: 4, Seed: 1, Patience: 30 * time.Second, Now: time.Now}
 		for _, h := range t.w.alive() {
 			if conn, err := rolling.Reach(ctx, t.fleet, h); err == nil {

@@ -122,6 +122,7 @@ func (x *restarting) unset(ctx context.Context, r *Run, here []string, closing b
 		}
 	}
 	runner := r.Session.Runner(plan)
+	runner.Among = x.plan.Hosts
 	if closing {
 		runner.Closing = ids
 	}
@@ -180,5 +181,10 @@ func (x *restarting) unarmed(ctx context.Context, r *Run, ids []string) error {
 // every node that was started with it, by the rules of a chain that stands.
 func (x *restarting) Close(ctx context.Context, r *Run) error {
 	on := swapped(ctx, x.roll(r))
+	sights := lookAll(ctx, x.fleet, on)
+	on = slices.DeleteFunc(on, func(id string) bool { // a node that is held is on its old container, which has no variable
+		s := sights[id]
+		return s.Reached && s.Container == x.plan.Restart.Roll.Node(id).ContainerID
+	})
 	return x.unset(ctx, r, on, true)
 }

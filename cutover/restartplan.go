@@ -1,6 +1,7 @@
 package cutover
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -108,6 +109,9 @@ type RestartAsk struct {
 	Ready   []Ready   // of other operators, verified
 	// Verify runs the verification of the record against the own hosts again.
 	Verify func(context.Context) (restart.Verification, restart.Evidence, error)
+	// Checked is the archive check of the record: where finality is forged its host was
+	// stopped at once, and cannot be asked any more.
+	Checked restart.ArchiveCheck
 	// CheckArchive asks a host once more for what the nodes that join will need.
 	CheckArchive func(ctx context.Context, host string, joiners int) (restart.ArchiveCheck, error)
 }
@@ -134,6 +138,7 @@ type restartInput struct {
 	Data     map[string]host.DataInventory
 	DataErr  map[string]error
 	Archive  *restart.ArchiveCheck // nil: not asked
+	Stopped  *time.Time            // when the archive host was, by this machine's clock; nil: it runs, or unknown
 	Roles    map[string]string
 }
 
@@ -157,7 +162,8 @@ func NewRestart(view observe.View, in rolling.Inputs, ask RestartAsk, known rest
 		Stamp: ask.StartAt.UTC().Format("20060102T150405Z"), Hosts: []RestartHost{}}
 	ids := nodeIDs(view)
 	for _, id := range base.Hosts {
-		rp.Hosts = append(rp.Hosts, rp.hostPlan(id, ids[id], in, known))
+		nodeID := cmp.Or(ids[id], nodeIDIn(known.Own, id), ask.checkedID(view.Fleet, id))
+		rp.Hosts = append(rp.Hosts, rp.hostPlan(id, nodeID, in, known))
 		if known.Roles[id] == fleet.RoleGenesis {
 			rp.First = append(rp.First, id)
 		}
@@ -227,6 +233,15 @@ func (a RestartAsk) archive(fleetName string) string {
 	return id
 }
 
+// checkedID is how a host named itself when the record's archive check asked it: it
+// may have been stopped since.
+func (a RestartAsk) checkedID(fleetName, id string) string {
+	if a.Checked.Fleet != fleetName || a.Checked.Host != id {
+		return ""
+	}
+	return a.Checked.NodeID
+}
+
 // policyOf is the restart policy a node gets back.
 func policyOf(c *host.ContainerFacts, asked string) (host.Policy, bool) {
 	switch {
@@ -247,9 +262,6 @@ func (p *RestartPlan) hostPlan(id, nodeID string, in rolling.Inputs, known resta
 	}
 	if w, _ := wayOfHost(known.Own, id, p.Values.K()); w.Way == restart.WayNone || w.Way == restart.WayRollback {
 		h.Way = w.Way
-	}
-	if h.NodeID == "" {
-		h.NodeID = nodeIDIn(known.Own, id)
 	}
 	if h.Way == restart.WayNone {
 		return h
@@ -313,7 +325,7 @@ func (o *Operations) ProposeRestart(ctx context.Context, ask RestartAsk) (Propos
 		if err != nil {
 			return Proposal{}, err
 		}
-		known.Archive = &check
+		known.Archive, known.Stopped = &check, stoppedAt(view.Node(a))
 	}
 	p := Proposal{Plan: plan}
 	p.Checks = slices.Concat(checkStart(ask.start(), time.Now()), judgeAsk(plan, ask, known, in),
@@ -385,7 +397,7 @@ func judgeAsk(p Plan, ask RestartAsk, known restartInput, in rolling.Inputs) []o
 		early.Verdict, early.Reason = observe.Fail, fmt.Sprintf("--at is before the start of the record, %s: nobody starts "+
 			"before it", ask.StartAt.UTC().Format(time.RFC3339))
 	}
-	return []observe.Check{record, image, early, judgeThreshold(p, ask), judgeArchive(p, known)}
+	return []observe.Check{record, image, early, judgeThreshold(p, ask), judgeArchive(p, ask.Checked, known)}
 }
 
 func judgeThreshold(p Plan, ask RestartAsk) observe.Check {
@@ -403,7 +415,7 @@ func judgeThreshold(p Plan, ask RestartAsk) observe.Check {
 
 // judgeArchive asks for the host that serves. Without one in this fleet nothing
 // here may be set aside; a fleet that sets nothing aside needs none.
-func judgeArchive(p Plan, known restartInput) observe.Check {
+func judgeArchive(p Plan, checked restart.ArchiveCheck, known restartInput) observe.Check {
 	c := observe.Check{Name: "archive", Verdict: observe.Pass}
 	switch a := known.Archive; {
 	case p.Restart.Archive == "" && !slices.ContainsFunc(p.Restart.Hosts,
@@ -418,10 +430,42 @@ func judgeArchive(p Plan, known restartInput) observe.Check {
 	case a.Serves() && a.K == p.Restart.Values.K():
 		c.Reason = fmt.Sprintf("%s serves the state of macroblock %d", p.Restart.Archive, a.K)
 	default:
-		c.Verdict, c.Reason = observe.Fail, fmt.Sprintf("%s is not shown to serve the state of macroblock %d: %s",
-			p.Restart.Archive, p.Restart.Values.K(), strings.Join(a.Failing(), ", "))
+		var why string
+		if c.Verdict, why = keptStopped(p, checked, known.Stopped); c.Verdict == observe.Pass {
+			c.Reason = why
+			return c
+		}
+		c.Reason = fmt.Sprintf("%s is not shown to serve the state of macroblock %d: %s%s", p.Restart.Archive,
+			p.Restart.Values.K(), strings.Join(a.Failing(), ", "), why)
 	}
 	return c
+}
+
+// keptStopped says whether an archive host that does not run holds what the record's
+// check found on it: where finality is forged the chain runs on and prunes, so the
+// host was stopped at once after the check, and to start it now would lose the state.
+func keptStopped(p Plan, checked restart.ArchiveCheck, stopped *time.Time) (observe.Verdict, string) {
+	id := p.Restart.Archive
+	if stopped == nil || checked.Host != id || checked.Fleet != p.Fleet || checked.K != p.Restart.Values.K() {
+		return observe.Fail, ""
+	}
+	at := stopped.UTC().Format(time.RFC3339)
+	ok, why := checked.Kept(*stopped)
+	if !ok {
+		return observe.Fail, fmt.Sprintf("; it was stopped at %s, and %s: choose another host with restart archive-check", at, why)
+	}
+	return observe.Pass, fmt.Sprintf("%s served the state of macroblock %d at %s and was stopped at %s; %s. It is not started before "+
+		"the release", id, checked.K, checked.At.Format(time.RFC3339), at, why)
+}
+
+// stoppedAt is when a node was stopped, by this machine's clock; nil where it runs,
+// or where its clock was not read.
+func stoppedAt(n *observe.NodeView) *time.Time {
+	if n == nil || n.Container == nil || n.Container.State != "exited" || n.Container.FinishedAt == nil || n.ClockOffset == nil {
+		return nil
+	}
+	at := n.Container.FinishedAt.Add(-*n.ClockOffset)
+	return &at
 }
 
 // checkHostsData shows what is done with every data directory, with full paths,

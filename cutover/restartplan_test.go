@@ -90,6 +90,18 @@ func TestRestartChecks(t *testing.T) {
 		"archive fails": {func(in *rolling.Inputs, a *RestartAsk, k *restartInput) {
 			k.Archive.Checks[0].Verdict = observe.Unknown
 		}, "archive: snapshot unknown"},
+		"archive stopped in time": {func(in *rolling.Inputs, a *RestartAsk, k *restartInput) { stoppedAfter(a, k, 600*time.Second) }, ""},
+		"archive stopped too late": {func(in *rolling.Inputs, a *RestartAsk, k *restartInput) {
+			stoppedAfter(a, k, 601*time.Second)
+		}, "archive: its snapshot was safe until 2026-03-01T17:10:00Z: choose another host"},
+		"archive stopped, nothing forged": {func(in *rolling.Inputs, a *RestartAsk, k *restartInput) {
+			stoppedAfter(a, k, time.Second)
+			a.Checked.Forged = false
+		}, "archive: no check shows"},
+		"archive stopped, another was checked": {func(in *rolling.Inputs, a *RestartAsk, k *restartInput) {
+			stoppedAfter(a, k, time.Second)
+			a.Checked.Host = "003"
+		}, "archive: snapshot fail"},
 		"archive of another K": {func(in *rolling.Inputs, a *RestartAsk, k *restartInput) { k.Archive.K = 9 }, "archive: is not shown"},
 		"data unread":          {func(in *rolling.Inputs, a *RestartAsk, k *restartInput) { k.DataErr["001"] = errors.New("no answer") }, "data: 001: its data directory cannot be read"},
 		"data elsewhere": {func(in *rolling.Inputs, a *RestartAsk, k *restartInput) {
@@ -145,6 +157,17 @@ func TestRestartChecks(t *testing.T) {
 			}
 		})
 	}
+}
+
+// stoppedAfter stops the archive host so long after the check of the record, which found
+// that its snapshot goes in ten minutes.
+func stoppedAfter(a *RestartAsk, k *restartInput, after time.Duration) {
+	at, left := time.Date(2026, 3, 1, 17, 0, 0, 0, time.UTC), uint64(600)
+	a.Checked = restart.ArchiveCheck{Fleet: "f", Host: "002", K: 10, At: at, Forged: true, StopNow: &a.Values.ArchiveHost, Prune: restart.PruneForecast{Seconds: &left},
+		Checks: []observe.Check{{Name: "snapshot", Verdict: observe.Pass}, {Name: restart.ArchiveKeep, Verdict: observe.Fail}}}
+	k.Archive.Checks[0].Verdict = observe.Fail
+	stopped := at.Add(after)
+	k.Stopped = &stopped
 }
 
 func (k *restartInput) edit(id string, change func(d *host.DataInventory)) {

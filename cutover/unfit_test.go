@@ -73,6 +73,46 @@ func TestUnbarTakenBack(t *testing.T) {
 	})
 }
 
+// TestRestartFromAStoppedArchive: where finality is forged the chain runs on and
+// prunes, so the archive host is stopped at once after its check. It serves the
+// restart from there, and is not started before the release.
+func TestRestartFromAStoppedArchive(t *testing.T) {
+	inLab(t, 6, func(t *testing.T, w *world) {
+		const archive = "002"
+		tool := w.tool()
+		v := tool.values(nil)
+		v.Forged = true
+		w.Blocks(300) // sealed on, by whatever forged it
+		ask := tool.restartAsk(v, soon())
+		checked, err := ask.CheckArchive(tool.ctx, archive, 3)
+		if err != nil || !checked.Serves() {
+			t.Fatalf("%+v %v", checked.Checks, err)
+		}
+		if err := w.host(archive).Engine().StopContainer(w.host(archive).Spec().Container); err != nil {
+			t.Fatal(err)
+		}
+		w.Blocks(300)
+		stopped := w.node(archive).StartedAt
+		_, err = tool.restart(ask)
+		w.mustRefuse(err, "archive", archive) // no check was made before it was stopped
+		ask.Checked = checked
+		doc, err := tool.restart(ask)
+		if err != nil || doc.Outcome != rolling.OutcomeDone {
+			t.Fatalf("%+v %v", doc, err)
+		}
+		for _, e := range w.changes() {
+			if strings.Contains(e, archive) && strings.Contains(e, "start") && strings.Contains(e, "pre-") {
+				t.Errorf("the old container was started: %s", e)
+			}
+		}
+		if w.node(archive).StartedAt.Equal(stopped) {
+			t.Error("the archive host was not started on the release")
+		}
+		w.sealing(survivors...)
+		w.clean()
+	})
+}
+
 // TestRestartWithoutArchive: an archive host that is down, has no snapshot or cannot
 // read what it holds is refused with nothing changed.
 func TestRestartWithoutArchive(t *testing.T) {

@@ -225,6 +225,25 @@ func (a ArchiveCheck) Serves() bool {
 	})
 }
 
+// Kept says whether a host that was stopped then, because finality is forged and the chain prunes as it runs on, still holds the
+// snapshot that this check found on it, and why. The time to pruning is counted from the check at the normal pace of the chain,
+// which is the fastest.
+func (a ArchiveCheck) Kept(stopped time.Time) (ok bool, why string) {
+	until := a.At
+	switch {
+	case !a.Serves() || !a.Forged:
+		return false, "no check shows that it served while the chain ran on"
+	case a.Prune.Never:
+		return true, "its snapshot is never pruned"
+	case a.Prune.Seconds == nil:
+		return false, "when its snapshot is pruned is not known"
+	default:
+		until = until.Add(time.Duration(min(*a.Prune.Seconds, 1<<31)) * time.Second)
+	}
+	why = "its snapshot was safe until " + until.Format(time.RFC3339)
+	return !stopped.After(until), why
+}
+
 func (r *archiveRun) add(name string, verdict observe.Verdict, evidence map[string]string, format string, args ...any) {
 	r.out.Checks = append(r.out.Checks, observe.Check{Name: name, Verdict: verdict, Reason: fmt.Sprintf(format, args...), Evidence: evidence})
 }

@@ -206,6 +206,13 @@ func TestArchiveCheckOfAMovingChain(t *testing.T) {
 		if p := got.Prune; !*p.Moving || *p.Blocks != 18000-(11_430+asked.Load()) || *p.Seconds != *p.Blocks/1000 {
 			t.Errorf("prune %+v after %d", p, asked.Load())
 		}
+		until := got.At.Add(time.Duration(*got.Prune.Seconds) * time.Second)
+		if kept, _ := got.Kept(until); kept != forged {
+			t.Errorf("forged %v: stopped before the pruning, kept %v", forged, kept)
+		}
+		if kept, why := got.Kept(until.Add(time.Second)); kept {
+			t.Errorf("stopped after the pruning and kept: %s", why)
+		}
 	}
 }
 

@@ -27,12 +27,12 @@ func (r *Runner) Together() {
 	r.board = &board{heights: map[string]uint64{}, fetched: map[string]map[uint64]bool{}}
 }
 
-// height is FleetHeight from readings that are at most one round old.
-func (b *board) height(ctx context.Context, f *fleet.Fleet, without string, limit, every time.Duration) *uint64 {
+// height is heightAmong from readings that are at most one round old.
+func (b *board) height(ctx context.Context, f *fleet.Fleet, among []string, without string, limit, every time.Duration) *uint64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if time.Since(b.at) >= every {
-		b.heights, b.at = readHeights(ctx, f, "", limit), time.Now()
+		b.heights, b.at = readHeights(ctx, f, among, "", limit), time.Now()
 	}
 	var heights []uint64
 	for id, h := range b.heights {

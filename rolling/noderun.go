@@ -197,6 +197,12 @@ func (r *Runner) afterTx(ctx context.Context, p NodePlan, step string, done host
 	if lookErr != nil {
 		return done, &StoppedError{Operation: r.Op.ID(), Node: p.ID, Reason: "the connection was lost during " + step + " and could not be made again", Err: errors.Join(err, lookErr)}
 	}
+	if held := heldAs(situation, p); held != nil {
+		if step == "replace" {
+			return *held, nil
+		}
+		return done, &StoppedError{Operation: r.Op.ID(), Node: p.ID, Reason: "the connection was lost before the node was touched", Err: err}
+	}
 	switch stageOf(situation, p) {
 	case stageReplaced, stageRolled:
 		if situation.Aside == nil {
@@ -275,7 +281,7 @@ func (r *Runner) reenter(ctx context.Context, p NodePlan, result NodeResult, don
 func (r *Runner) expect(ctx context.Context, p NodePlan, done host.ReplaceResult) (Expectation, error) {
 	tip := r.From
 	if tip == nil {
-		tip = FleetHeight(ctx, r.Fleet, p.ID, 5*time.Second)
+		tip = heightAmong(ctx, r.Fleet, r.among(), p.ID, 5*time.Second)
 	}
 	if ctx.Err() != nil {
 		return Expectation{}, ctx.Err()
@@ -331,7 +337,7 @@ func (r *Runner) build(ctx context.Context, p NodePlan) string {
 
 func (r *Runner) milestones(ctx context.Context, p NodePlan, want Expectation) ([]Milestone, error) {
 	r.emit(Event{Node: p.ID, Kind: KindStep, Name: "milestones", State: "begun", Text: "watch the node back into the chain"})
-	seen, err := watch(ctx, r.Fleet, p.ID, want.ContainerID, want, r.board, func(m Milestone) {
+	seen, err := watch(ctx, r.Fleet, r.among(), p.ID, want.ContainerID, want, r.board, func(m Milestone) {
 		r.emit(Event{Node: p.ID, Kind: KindMilestone, Name: m.Name, State: m.Verdict, Text: m.Reason})
 	})
 	if err != nil {
@@ -359,7 +365,10 @@ func (r *Runner) finish(ctx context.Context, p NodePlan, result NodeResult) (Nod
 	}
 	archive, err := r.Archive(ctx, p)
 	result.Archive = archive.Archive
-	return result, err
+	if err != nil {
+		return result, err
+	}
+	return result, r.ClearFailed(ctx, p)
 }
 
 // Archive writes the old container's log to the host's archive and removes the
@@ -402,14 +411,20 @@ func (r *Runner) PutBack(ctx context.Context, p NodePlan) (host.ReplaceResult, e
 		if err != nil {
 			return nil, err
 		}
-		if situation.Aside == nil {
+		aside, name := situation.Aside, p.Container+"-pre-"+stamp
+		switch {
+		case aside != nil:
+			name = aside.Name
+		case heldAs(situation, p) != nil:
+			aside = situation.Current // it bears the node's name already
+		default:
 			return nil, fmt.Errorf("no container is set aside: %w", host.ErrNotFound)
 		}
-		if err := r.oneShot(p.ID, situation.Aside); err != nil {
+		if err := r.oneShot(p.ID, aside); err != nil {
 			return nil, err
 		}
-		done, err = w.PutBack(ctx, host.PutBackRequest{Container: p.Container, AsideName: situation.Aside.Name,
-			FailedName: p.Container + "-failed-" + stamp, StopTimeoutSeconds: p.StopTimeout, AllowOneShot: len(situation.Aside.OneShot) > 0}, r.tx(p))
+		done, err = w.PutBack(ctx, host.PutBackRequest{Container: p.Container, AsideName: name,
+			FailedName: p.Container + "-failed-" + stamp, StopTimeoutSeconds: p.StopTimeout, AllowOneShot: len(aside.OneShot) > 0}, r.tx(p))
 		return done, err
 	})
 	done, err = r.afterTx(ctx, p, "putback", done, err)
@@ -422,7 +437,7 @@ func (r *Runner) PutBack(ctx context.Context, p NodePlan) (host.ReplaceResult, e
 func (r *Runner) restored(ctx context.Context, p NodePlan, result NodeResult, done host.ReplaceResult, reason string) (NodeResult, error) {
 	stop := &StoppedError{Operation: r.Op.ID(), Node: p.ID, Reason: reason, LastLines: tail(done.LastLines, 12)}
 	result.Outcome, result.Reason = NodeHeld, reason+"; the old container was put back and has not proven itself yet"
-	tip := FleetHeight(ctx, r.Fleet, p.ID, 5*time.Second)
+	tip := heightAmong(ctx, r.Fleet, r.among(), p.ID, 5*time.Second)
 	if tip == nil {
 		tip = new(uint64)
 	}
@@ -431,7 +446,7 @@ func (r *Runner) restored(ctx context.Context, p NodePlan, result NodeResult, do
 	if want.Build == "" {
 		want.WaiveBuild = "the old image is not stamped"
 	}
-	seen, err := watch(ctx, r.Fleet, p.ID, want.ContainerID, want, r.board, func(m Milestone) {
+	seen, err := watch(ctx, r.Fleet, r.among(), p.ID, want.ContainerID, want, r.board, func(m Milestone) {
 		r.emit(Event{Node: p.ID, Kind: KindMilestone, Name: m.Name, State: m.Verdict, Text: "old container: " + m.Reason})
 	})
 	if err != nil {
@@ -448,24 +463,8 @@ func (r *Runner) restored(ctx context.Context, p NodePlan, result NodeResult, do
 	}
 	result.Outcome, result.Reason = NodeRestored, reason
 	stop.Reason += "; the old container was put back and passed M0 to M2"
-	stop.Err = r.clearFailed(ctx, p)
+	stop.Err = r.ClearFailed(ctx, p)
 	return result, stop
-}
-
-// clearFailed archives the log of the successor that failed and removes it, so
-// that it is not in the way of the next roll; the archive keeps the evidence.
-func (r *Runner) clearFailed(ctx context.Context, p NodePlan) error {
-	before, err := r.situation(ctx, p)
-	if err != nil || before.Failed == nil || before.Failed.Running() {
-		return err
-	}
-	return r.step(ctx, p.ID, "clear", "archive the failed container's log, remove it", func(ctx context.Context, w *host.Writer) (any, error) {
-		situation, err := w.Client().Situation(ctx, p.Container, r.of())
-		if err != nil || situation.Failed == nil {
-			return nil, err
-		}
-		return w.Finish(ctx, host.FinishRequest{Container: p.Container, AsideName: situation.Failed.Name, LogDir: r.Fleet.Inventory().LogArchive}, r.tx(p))
-	})
 }
 
 func (r *Runner) lastLines(ctx context.Context, p NodePlan) []string {

@@ -51,6 +51,11 @@ type Runner struct {
 	// runs, and the tip at each node's start counts.
 	From *uint64
 
+	// Among are the hosts that are on this run's chain: their heights and certificates
+	// are the fleet's. What hosts of another chain show (a restart leaves some behind)
+	// says nothing about a node's way back. Nil: all hosts.
+	Among []string
+
 	// NoPutBack never starts the old container again where a successor does not
 	// start: after a cut-over it would write by rules that are left behind.
 	NoPutBack bool
@@ -58,6 +63,14 @@ type Runner struct {
 	// electorate remembers the certificates read for the quorum arithmetic.
 	electorate *observe.Electorate
 	board      *board // of the nodes that are watched together
+}
+
+// among are the hosts whose word on heights and seals counts.
+func (r *Runner) among() []string {
+	if r.Among != nil {
+		return r.Among
+	}
+	return r.Fleet.Inventory().IDs()
 }
 
 // of is the operation whose containers this run works on.
@@ -286,7 +299,7 @@ func (r *Runner) roll(ctx context.Context, doc *Document) error {
 		}
 		result, err := r.node(ctx, p)
 		if err == nil {
-			err = r.clearFailed(ctx, p) // of an earlier attempt
+			err = r.ClearFailed(ctx, p) // of an earlier attempt
 		}
 		doc.Nodes[i] = result
 		if err != nil {

@@ -23,6 +23,7 @@ const proofsAtOnce = 1
 // watcher gathers sightings of one node and feeds them to its Reentry.
 type watcher struct {
 	fleet     *fleet.Fleet
+	among     []string // hosts of the same chain, this one among them
 	id        string
 	container string
 	want      Expectation
@@ -44,10 +45,11 @@ type watcher struct {
 
 // watch waits until the node's milestones are all settled, streaming every
 // change. It returns early only when ctx ends.
-func watch(ctx context.Context, f *fleet.Fleet, id, container string, want Expectation, shared *board, changed func(Milestone)) ([]Milestone, error) {
+func watch(ctx context.Context, f *fleet.Fleet, among []string, id, container string, want Expectation, shared *board,
+	changed func(Milestone)) ([]Milestone, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	w := &watcher{fleet: f, id: id, container: container, changed: changed, board: shared,
+	w := &watcher{fleet: f, among: among, id: id, container: container, changed: changed, board: shared,
 		hurry: make(chan struct{}, 1), fetched: map[string]map[uint64]bool{}}
 	w.opening = make(chan (<-chan node.LogLine), 1)
 	w.unfollow = func() {}
@@ -197,9 +199,9 @@ func (w *watcher) sightNode(ctx context.Context, conn *fleet.Conn, s *Sighting) 
 func (w *watcher) others(ctx context.Context) *uint64 {
 	limit := max(w.want.Block, 2*time.Second)
 	if w.board != nil {
-		return w.board.height(ctx, w.fleet, w.id, limit, w.every())
+		return w.board.height(ctx, w.fleet, w.among, w.id, limit, w.every())
 	}
-	return FleetHeight(ctx, w.fleet, w.id, limit)
+	return heightAmong(ctx, w.fleet, w.among, w.id, limit)
 }
 
 // every is how often a watcher looks.
@@ -208,22 +210,27 @@ func (w *watcher) every() time.Duration { return max(w.want.Block, leastPoll) }
 // FleetHeight asks every reachable host but one for its height and returns the
 // highest that can be believed, or nil when none answers.
 func FleetHeight(ctx context.Context, f *fleet.Fleet, without string, limit time.Duration) *uint64 {
+	return heightAmong(ctx, f, f.Inventory().IDs(), without, limit)
+}
+
+// heightAmong is FleetHeight of some hosts.
+func heightAmong(ctx context.Context, f *fleet.Fleet, among []string, without string, limit time.Duration) *uint64 {
 	var heights []uint64
-	for _, h := range readHeights(ctx, f, without, limit) {
+	for _, h := range readHeights(ctx, f, among, without, limit) {
 		heights = append(heights, h)
 	}
 	return believed(heights)
 }
 
-// readHeights asks every reachable host but one for its height, by host id.
-func readHeights(ctx context.Context, f *fleet.Fleet, without string, limit time.Duration) map[string]uint64 {
+// readHeights asks every reachable one of some hosts but one for its height, by host id.
+func readHeights(ctx context.Context, f *fleet.Fleet, among []string, without string, limit time.Duration) map[string]uint64 {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	var (
 		mu      sync.Mutex
 		heights = map[string]uint64{}
 	)
-	eachOf(ctx, f.Inventory().IDs(), func(ctx context.Context, id string) {
+	eachOf(ctx, among, func(ctx context.Context, id string) {
 		if id == without {
 			return
 		}
@@ -283,12 +290,12 @@ func (w *watcher) readSeals(ctx context.Context, newest uint64, fetched map[stri
 	)
 	ctx, cancel := context.WithTimeout(ctx, max(w.want.Block, 2*time.Second))
 	defer cancel()
-	for _, id := range w.fleet.Inventory().IDs() {
+	for _, id := range w.among {
 		if fetched[id] == nil {
 			fetched[id] = map[uint64]bool{}
 		}
 	}
-	eachOf(ctx, w.fleet.Inventory().IDs(), func(ctx context.Context, id string) {
+	eachOf(ctx, w.among, func(ctx context.Context, id string) {
 		conn, err := connOf(ctx, w.fleet, id)
 		if err != nil {
 			return

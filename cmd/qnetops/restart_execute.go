@@ -104,7 +104,8 @@ func readExecution(c *cli.Context, s streams, g globals) (*execution, error) {
 		return nil, err
 	}
 	sha := restart.FileHash(x.in.Folder[restart.RecordName])
-	x.ask = cutover.RestartAsk{Ask: cutover.Ask{At: at}, Values: cutover.ValuesOf(x.record, sha), StartAt: x.record.StartAt, Archive: c.String("archive"), Policy: c.String("policy")}
+	x.ask = cutover.RestartAsk{Ask: cutover.Ask{At: at}, Values: cutover.ValuesOf(x.record, sha), StartAt: x.record.StartAt, Checked: x.record.Archive,
+		Archive: c.String("archive"), Policy: c.String("policy")}
 	x.ask.Ready, err = readReady(c.Args().Tail(), x.in.Signers, sha)
 	return x, err
 }
