@@ -126,13 +126,9 @@ func decideBack(o observation, p progress) action {
 		return orStuck(p, stepNextNo, "the restart policy of the successor cannot be cleared")
 	case old.runs() && p.intents[stepStopOld] > 0 && old.StartedAt == p.spec.OldStarted && p.done[stepSettleOld] == 0:
 		return action{Step: stepSettleOld}
-	case p.spec.NoStart && old.runs():
-		return orStuck(p, stepStopOld, "the old container, which is not to run, cannot be stopped")
-	case p.spec.NoStart && old.Policy.Name != "no":
-		return orStuck(p, stepOldNo, "the restart policy of the old container cannot be cleared")
-	case !p.spec.NoStart && old.Policy != p.spec.Policy:
+	case old.Policy != p.spec.Policy:
 		return orStuck(p, stepOldPolicy, "the restart policy of the old container cannot be restored")
-	case !p.spec.NoStart && !old.runs():
+	case !old.runs():
 		return orStuck(p, stepStartOld, "the old container cannot be started")
 	case nextInWay(next, p):
 		return orStuck(p, stepNextFailed, "the successor cannot be renamed out of the way")
@@ -148,7 +144,8 @@ func nextInWay(next seen, p progress) bool {
 	return next.Exists && next.Name != p.spec.FailedName && (next.Name == p.spec.Name || p.fails[stepNextFailed] < maxFails)
 }
 
-// decideHold leaves the old container stopped for good. A successor that runs
+// decideHold leaves the old container stopped for good, under the node's name: the
+// host is on exactly one container, which nothing starts. A successor that runs
 // after all, or that was never tried, is the only way to a running node.
 func decideHold(o observation, p progress) action {
 	old, next := o.Old, o.Next
@@ -161,10 +158,10 @@ func decideHold(o observation, p progress) action {
 		return orStuck(p, stepNextNo, "the restart policy of the successor cannot be cleared")
 	case old.Policy.Name != "no":
 		return orStuck(p, stepOldNo, "the restart policy of the old container cannot be cleared")
-	case old.Name == p.spec.Name:
-		return orStuck(p, stepOldAside, "the old container cannot be renamed")
 	case nextInWay(next, p):
 		return orStuck(p, stepNextFailed, "the successor cannot be renamed out of the way")
+	case old.Name != p.spec.Name:
+		return orStuck(p, stepOldName, "the old container cannot take the node's name back")
 	}
 	why := "the old container was not started again: " + p.holds(old)
 	if p.reason != "" {

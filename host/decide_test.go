@@ -167,7 +167,7 @@ func checkEnd(t *testing.T, start, o observation, end action) {
 			t.Errorf("from %+v: put back, but %+v", start, o)
 		}
 	case Held:
-		if old.runs() || next.runs() || old.Policy.Name != "no" || old.Name != "node-pre" || next.Exists && (next.Policy.Name != "no" || next.Name != "node-failed") {
+		if old.runs() || next.runs() || old.Policy.Name != "no" || old.Name != "node" || next.Exists && (next.Policy.Name != "no" || next.Name != "node-failed") {
 			t.Errorf("from %+v: held, but %+v", start, o)
 		}
 	default:

@@ -179,7 +179,7 @@ func (a *agent) again(ctx context.Context, claim Claim, p progress, l *txLog) (r
 // another one.
 func (a *agent) putBackAgain(ctx context.Context, claim Claim, req PutBackRequest, l *txLog) (r ReplaceResult, ok bool, err error) {
 	p := replay(l.entries)
-	if !p.ended || p.spec.AsideName != req.AsideName || p.spec.NoStart != req.NoStart || req.ExpectAsideID != "" && req.ExpectAsideID != p.spec.OldID {
+	if !p.ended || p.spec.AsideName != req.AsideName || req.ExpectAsideID != "" && req.ExpectAsideID != p.spec.OldID {
 		return r, false, nil
 	}
 	switch p.outcome {
@@ -196,7 +196,7 @@ func (a *agent) putBackAgain(ctx context.Context, claim Claim, req PutBackReques
 		if err != nil && !isCode(err, CodeNotFound) {
 			return r, false, err
 		}
-		if err := mayStartAgain(old, req.AllowOneShot || req.NoStart); err != nil {
+		if err := mayStartAgain(old, req.AllowOneShot); err != nil {
 			return r, true, err
 		}
 	default:
@@ -226,19 +226,28 @@ func mayStartAgain(old object, allowed bool) error {
 		"container %s carries %s, which would act again if it were started", strings.TrimPrefix(str(old, "Name"), "/"), all)
 }
 
-// heldSuccessor is the successor of a replace that was held, where the old
-// container stands aside and nothing bears the node's name; nil when there is none.
-func (h *hostOps) heldSuccessor(ctx context.Context, logs [][]TxEntry, oldID string) (object, error) {
+// heldSpec is what the newest transaction of an old container was about, where that
+// was held; nil where it was not.
+func heldSpec(logs [][]TxEntry, oldID string) *TxSpec {
 	var last progress
 	for _, l := range logs {
 		if p := replay(l); p.spec != nil && p.spec.OldID == oldID && (last.spec == nil || p.began.After(last.began)) {
 			last = p
 		}
 	}
-	if last.spec == nil || last.outcome != Held || last.spec.NextID == "" {
+	if last.outcome != Held {
+		return nil
+	}
+	return last.spec
+}
+
+// heldSuccessor is the successor of a replace that was held; nil when there is none.
+func (h *hostOps) heldSuccessor(ctx context.Context, logs [][]TxEntry, oldID string) (object, error) {
+	s := heldSpec(logs, oldID)
+	if s == nil || s.NextID == "" {
 		return nil, nil
 	}
-	_, next, err := h.eng.inspect(ctx, last.spec.NextID)
+	_, next, err := h.eng.inspect(ctx, s.NextID)
 	if errors.Is(err, ErrNotFound) {
 		return nil, nil
 	}

@@ -209,7 +209,7 @@ func TestHeldOneShotIsNotStartedAgain(t *testing.T) {
 			t.Error(out)
 		}
 		s, err := r.client.Situation(r.ctx, nodeName, "roll-1")
-		if err != nil || s.Unsettled || s.Current != nil || s.Aside.ID != rep.OldID || s.Failed.ID != rep.NextID || s.Aside.RestartPolicy != "no" {
+		if err != nil || s.Unsettled || s.Aside != nil || s.Current.ID != rep.OldID || s.Failed.ID != rep.NextID || s.Current.RestartPolicy != "no" {
 			t.Errorf("%+v %v", s, err)
 		}
 		// It stays so, for the next contact and for a daemon that restarts.
@@ -253,7 +253,7 @@ func TestHeldWhereAsked(t *testing.T) {
 			req.NoPutBack = true
 			res, err := r.w.Replace(r.ctx, req, nil)
 			old, next := r.e.cs[rep.OldID], r.e.cs[rep.NextID]
-			if err != nil || res.Outcome != Held || old.status != "exited" || old.name != nodeName+"-pre-1" || next.name != nodeName+"-failed-1" {
+			if err != nil || res.Outcome != Held || old.status != "exited" || old.name != nodeName || next.name != nodeName+"-failed-1" {
 				t.Fatalf("%+v %v; old %s %s, successor %s", res, err, old.name, old.status, next.name)
 			}
 			for _, c := range []*fakeContainer{old, next} {
@@ -273,28 +273,51 @@ func TestHeldWhereAsked(t *testing.T) {
 	}
 }
 
-// TestPutBackStartsNothing: after a replace that was held the old container gets the node's name back and stays down, whatever it
-// carries; asked again it is there already, and its successor can be staged and tried once more.
-func TestPutBackStartsNothing(t *testing.T) {
-	for _, play := range []int{1, 3} { // the second carries a variable that acts once
+// TestHeldIsOnOneContainer: the engine dies right after the old container was set aside, and with it the successor, which nothing
+// starts again (seed 164). Whoever ends the replace, the agent, its guardian or a later contact, leaves the old container under the
+// node's name, stopped, with policy `no`, also for an engine that restarts; the successor can be staged and tried once more.
+func TestHeldIsOnOneContainer(t *testing.T) {
+	dies := func(r *rig) hookResult { r.e.restartDaemon(3 * time.Second); return hookResult{drop: true} }
+	for name, f := range map[string]fault{
+		"agent":         {"", "after", dies, false},
+		"guardian":      {"", "after", func(r *rig) hookResult { r.killA(); return dies(r) }, false},
+		"later contact": {"", "after", func(r *rig) hookResult { r.killA(); r.killGuards(); return dies(r) }, true},
+	} {
 		bubble(t, func(r *rig) {
-			rep := r.stageFor(plays[play])
+			rep := r.stageFor(plays[0])
 			req := replaceRequest(rep)
-			req.NoPutBack = true
-			res, err := r.w.Replace(r.ctx, req, nil)
-			if err != nil || res.Outcome != Held {
-				t.Fatalf("%+v %v", res, err)
+			req.NoPutBack, req.NextPolicy = true, &Policy{Name: "no"}
+			struck := r.strikeAt(f, "/"+rep.OldID+"/rename")
+			_, _ = r.w.Replace(r.ctx, req, nil)
+			time.Sleep(20 * time.Minute)
+			r.client.Close()
+			if f.later {
+				r.connect(bob)
+				if _, err := r.w.TakeFence(r.ctx); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+				r.client.Close()
 			}
-			back := putBackRequest()
-			back.NoStart = true
-			for range 2 {
-				if res, err = r.w.PutBack(r.ctx, back, nil); err != nil || res.Outcome != PutBack {
-					t.Fatalf("%+v %v", res, err)
-				}
+			time.Sleep(time.Minute)
+			for _, when := range []string{"in the end", "after the engine restarted"} {
 				old, next := r.e.cs[rep.OldID], r.e.cs[rep.NextID]
-				if old.status != "exited" || old.name != nodeName || policyFrom(r.e.view(old)).Name != "no" || next.name != back.FailedName || next.status == "running" {
-					t.Errorf("old %s %s, successor %s %s", old.name, old.status, next.name, next.status)
+				if !*struck || old.name != nodeName || old.status != "exited" || policyFrom(r.e.view(old)).Name != "no" ||
+					next.name != req.FailedName || next.status == "running" || policyFrom(r.e.view(next)).Name != "no" {
+					t.Errorf("%s, %s: struck %v, old %s %s, successor %s %s", name, when, *struck, old.name, old.status, next.name, next.status)
 				}
+				r.e.restartDaemon(time.Second)
+				time.Sleep(time.Minute)
+			}
+			r.closed(name)
+			r.connect(claim1)
+			if f.later {
+				return
+			}
+			rep = r.stage()
+			req = replaceRequest(rep)
+			req.AsideName, req.FailedName = nodeName+"-pre-2", nodeName+"-failed-2"
+			if res, err := r.w.Replace(r.ctx, req, nil); err != nil || res.Outcome != Replaced {
+				t.Errorf("%s: once more: %+v %v", name, res, err)
 			}
 		})
 	}

@@ -397,13 +397,16 @@ func (h *hostOps) beginPutBack(ctx context.Context, req PutBackRequest, logs [][
 	if err := validNames(req.Container, req.AsideName, req.FailedName); err != nil {
 		return nil, err
 	}
-	_, aside, err := h.eng.inspect(ctx, req.AsideName)
-	if err != nil {
-		return nil, fmt.Errorf("reading the container that was set aside: %w", err)
-	}
 	_, cur, err := h.eng.inspect(ctx, req.Container)
 	if err != nil && !isCode(err, CodeNotFound) {
 		return nil, fmt.Errorf("reading the running container: %w", err)
+	}
+	_, aside, err := h.eng.inspect(ctx, req.AsideName)
+	if isCode(err, CodeNotFound) && cur != nil && heldSpec(logs, str(cur, "Id")) != nil {
+		aside, cur, err = cur, nil, nil // it was held, and bears the node's name
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the container that was set aside: %w", err)
 	}
 	asideID := str(aside, "Id")
 	if cur == nil {
@@ -415,7 +418,7 @@ func (h *hostOps) beginPutBack(ctx context.Context, req PutBackRequest, logs [][
 	if req.ExpectAsideID != "" && req.ExpectAsideID != asideID || req.ExpectCurrentID != "" && req.ExpectCurrentID != curID || asideID == curID {
 		return nil, errorf(CodeChanged, "look again and plan anew", "the containers on this host are not those of the plan")
 	}
-	if err := mayStartAgain(aside, req.AllowOneShot || req.NoStart); err != nil {
+	if err := mayStartAgain(aside, req.AllowOneShot); err != nil {
 		return nil, err
 	}
 	if strings.TrimPrefix(str(cur, "Name"), "/") != req.FailedName {
@@ -433,7 +436,7 @@ func (h *hostOps) beginPutBack(ctx context.Context, req PutBackRequest, logs [][
 	}
 	timeout := stopTimeout(cur, req.StopTimeoutSeconds)
 	return &TxSpec{OldID: asideID, NextID: curID, Name: req.Container, AsideName: req.AsideName, FailedName: req.FailedName,
-		Policy: policy, Timeout: timeout, DataPath: data.HostPath, Back: true, NoStart: req.NoStart, Epoch: epoch}, nil
+		Policy: policy, Timeout: timeout, DataPath: data.HostPath, Back: true, Epoch: epoch}, nil
 }
 
 // stopTimeout is the longest of what was asked, the container's own and the floor.

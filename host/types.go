@@ -287,7 +287,9 @@ type StateRequest struct {
 	StopTimeoutSeconds int `json:"stop_timeout_seconds,omitempty"`
 }
 
-// PutBackRequest puts the container that was set aside back in its place.
+// PutBackRequest puts the container that was set aside back in its place. After a
+// replace that was held it starts the old container, which bears the node's name
+// already: then nothing bears AsideName.
 type PutBackRequest struct {
 	Container          string `json:"container"`
 	AsideName          string `json:"aside_name"`
@@ -298,9 +300,6 @@ type PutBackRequest struct {
 	// AllowOneShot lets a container start again that carries a variable which acts
 	// at every start; without it such a put-back is refused with ErrOneShot.
 	AllowOneShot bool `json:"allow_one_shot,omitempty"`
-	// NoStart gives it its name back and leaves it stopped with restart policy `no`:
-	// for a replace that was held, whose successor is to be tried once more.
-	NoStart bool `json:"no_start,omitempty"`
 }
 
 // Outcome of a local transaction.
@@ -312,8 +311,8 @@ const (
 	PutBack  Outcome = "put_back" // the node runs on the old container
 	InDoubt  Outcome = "in_doubt" // a person must look; the next writer tries once more
 	// Held: the successor could not start and the old container must not start
-	// again. Both are stopped with restart policy `no`, the old one under the name
-	// of one set aside, the successor under the name of a failed one or its own.
+	// again. Both are stopped with restart policy `no`, the old one under the node's
+	// name, the successor under the name of a failed one or its own.
 	Held Outcome = "held"
 )
 
@@ -373,8 +372,7 @@ type TxSpec struct {
 	Policy     Policy `json:"policy"`  // the policy the node's container has in ordinary times
 	Timeout    int    `json:"timeout"` // seconds a stop may take before SIGKILL
 	DataPath   string `json:"data_path"`
-	Back       bool   `json:"back"`               // a put-back
-	NoStart    bool   `json:"no_start,omitempty"` // a put-back that starts nothing
+	Back       bool   `json:"back"` // a put-back
 	OldStarted string `json:"old_started"`
 	Epoch      uint64 `json:"epoch"`
 	Hold       string `json:"hold,omitempty"` // why the old container must not be started again; "": it may

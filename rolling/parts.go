@@ -58,16 +58,6 @@ func (r *Runner) SwapIn(ctx context.Context, p NodePlan) error {
 	if err != nil {
 		return err
 	}
-	failed := ""
-	if heldDown(situation, p) {
-		failed = situation.Failed.Name
-		if err := r.again(ctx, p, situation); err != nil {
-			return err
-		}
-		if situation, err = r.situation(ctx, p); err != nil {
-			return err
-		}
-	}
 	switch stageOf(situation, p) {
 	case stageReplaced, stageRolled:
 		return nil
@@ -75,10 +65,7 @@ func (r *Runner) SwapIn(ctx context.Context, p NodePlan) error {
 		return &InDoubtError{Operation: r.Op.ID(), Node: p.ID, Reason: "the containers on the host fit no step of this " +
 			"operation: " + describe(situation)}
 	}
-	if err := r.swap(ctx, p); err != nil || failed == "" {
-		return err
-	}
-	return r.clearHeld(ctx, p, failed)
+	return r.swap(ctx, p)
 }
 
 // swap stages the successor once more, which must still match, and replaces.
@@ -99,37 +86,6 @@ func (r *Runner) swap(ctx context.Context, p NodePlan) error {
 	return err
 }
 
-// heldDown says that a replace of this operation was held: the old container is set
-// aside, its successor did not start, and nothing bears the node's name.
-func heldDown(s host.Situation, p NodePlan) bool {
-	return !s.Unsettled && s.Current == nil && s.Aside != nil && s.Aside.ID == p.ContainerID && !s.Aside.Running() &&
-		s.Failed != nil && !s.Failed.Running()
-}
-
-// again lets a successor that did not start be tried once more: the old container
-// gets the node's name back and is not started.
-func (r *Runner) again(ctx context.Context, p NodePlan, s host.Situation) error {
-	return r.step(ctx, p.ID, "again", "name the old container as before, stopped", func(ctx context.Context,
-		w *host.Writer) (any, error) {
-		return w.PutBack(ctx, host.PutBackRequest{Container: p.Container, AsideName: s.Aside.Name, FailedName: s.Failed.Name,
-			StopTimeoutSeconds: p.StopTimeout, ExpectAsideID: p.ContainerID, NoStart: true}, r.tx(p))
-	})
-}
-
-// clearHeld archives the log of a successor that did not start, once another one
-// runs, and removes it.
-func (r *Runner) clearHeld(ctx context.Context, p NodePlan, name string) error {
-	return r.step(ctx, p.ID, "clear", "archive the failed container's log, remove it", func(ctx context.Context,
-		w *host.Writer) (any, error) {
-		facts, err := w.Client().Facts(ctx, host.FactsRequest{Container: name})
-		if err != nil || facts.Container == nil || facts.Container.Running() {
-			return nil, err
-		}
-		return w.Finish(ctx, host.FinishRequest{Container: p.Container, AsideName: name, LogDir: r.Fleet.Inventory().LogArchive},
-			r.tx(p))
-	})
-}
-
 // Swapped says whether a successor of this operation runs on the node, or may
 // run: what cannot be told counts as yes.
 func (r *Runner) Swapped(ctx context.Context, p NodePlan) bool {
@@ -138,7 +94,7 @@ func (r *Runner) Swapped(ctx context.Context, p NodePlan) bool {
 		return r.stoppedBefore(ctx, p)
 	}
 	at := stageOf(situation, p)
-	return at != stageWaiting && at != stageStaged
+	return at != stageWaiting && at != stageStaged || heldAs(situation, p) != nil
 }
 
 // Watch follows a node that runs its successor through its milestones. A node
@@ -197,20 +153,32 @@ func (r *Runner) OneByOne(ctx context.Context) ([]NodeResult, error) {
 
 // Disarm puts the old containers back, the last armed first, one node at a time
 // under the quorum rule: what was staged is removed, what was armed runs without
-// the variable and with the restart policy it had.
+// the variable and with the restart policy it had. A container that cannot be cleared
+// away keeps no other node waiting; it is the error in the end.
 func (r *Runner) Disarm(ctx context.Context) ([]NodeResult, error) {
-	var out []NodeResult
+	var (
+		out  []NodeResult
+		left []error
+	)
 	nodes := r.Plan.Targets()
 	slices.Reverse(nodes)
 	for _, p := range nodes {
 		result, err := r.disarmNode(ctx, p)
 		out = append(out, result)
+		var kept *LeftoverError
+		if errors.As(err, &kept) {
+			left, err = append(left, kept), nil
+		}
 		if err == nil && r.Back != nil {
 			err = r.Back(ctx, p)
 		}
 		if err != nil {
 			return out, r.stopped(p.ID, err)
 		}
+	}
+	if len(left) > 0 {
+		return out, &StoppedError{Operation: r.Op.ID(), Reason: "what was armed is disarmed, and not all of it is cleared away",
+			Next: clearNext(r.Op.ID()), Err: errors.Join(left...)}
 	}
 	return out, nil
 }

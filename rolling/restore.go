@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -34,10 +35,15 @@ func (o *Operations) LookBack(ctx context.Context, id string, waivers []Waiver) 
 		return Plan{}, fmt.Errorf("host %s: %w", id, err)
 	}
 	name := newestAside(facts.Siblings, h.Container)
-	if name == "" {
+	aside := facts // where nothing is aside: the node's own container
+	switch {
+	case name != "":
+		aside, err = agent.Facts(ctx, host.FactsRequest{Container: name})
+	case held(facts, h.Container):
+		name = h.Container + "-pre-held"
+	default:
 		return Plan{}, &NothingAsideError{Host: id, Container: h.Container}
 	}
-	aside, err := agent.Facts(ctx, host.FactsRequest{Container: name})
 	if err != nil || aside.Container == nil {
 		return Plan{}, fmt.Errorf("host %s: reading %s: %w", id, name, err)
 	}
@@ -49,6 +55,14 @@ func (o *Operations) LookBack(ctx context.Context, id string, waivers []Waiver) 
 	}
 	plan := Plan{Schema: "qnetops/plan/v1", Kind: kindRestore, Fleet: inv.Name, Gates: "not checked", Waivers: waivers, Nodes: []NodePlan{p}}
 	return plan, (&Runner{Plan: plan}).oneShot(p.ID, aside.Container)
+}
+
+// held says that a replace ended with nothing that runs: the old container bears the
+// node's name, stopped for good, beside the successor that failed. The host's agent
+// knows by its log whether it was so.
+func held(f host.Facts, container string) bool {
+	return f.Container != nil && !f.Container.Running() && f.Container.RestartPolicy == "no" &&
+		slices.ContainsFunc(f.Siblings, func(s host.Sibling) bool { return strings.HasPrefix(s.Name, container+"-failed-") })
 }
 
 func newestAside(siblings []host.Sibling, container string) string {
@@ -211,7 +225,7 @@ func (r *Runner) restoreProof(ctx context.Context, p NodePlan, result NodeResult
 		return result, &StoppedError{Operation: r.Op.ID(), Node: p.ID, Reason: fmt.Sprintf("the old container is back, but %s failed: %s", failed.Name, failed.Reason)}
 	}
 	result.Outcome = NodeRestored
-	return result, r.clearFailed(ctx, p)
+	return result, r.ClearFailed(ctx, p)
 }
 
 // interrupted tells an operator's interrupt from a lease that was lost; both

@@ -84,7 +84,7 @@ func settledAs(step string, s host.Situation, p NodePlan) (journal.StepState, an
 	if at == stageUnclear {
 		return journal.StepInDoubt, nil
 	}
-	old := at == stageWaiting || at == stageStaged
+	old := (at == stageWaiting || at == stageStaged) && heldAs(s, p) == nil
 	switch step {
 	case "replace":
 		if at == stageReplaced {

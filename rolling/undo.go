@@ -38,8 +38,8 @@ func (r *Runner) abortNode(ctx context.Context, p NodePlan) (NodeResult, error) 
 	if err != nil {
 		return result, err
 	}
-	at := stageOf(situation, p)
-	if (at == stageWaiting || at == stageStaged) && r.stoppedBefore(ctx, p) && !situation.Current.Running() {
+	at, held := stageOf(situation, p), heldAs(situation, p) != nil
+	if !held && (at == stageWaiting || at == stageStaged) && r.stoppedBefore(ctx, p) && !situation.Current.Running() {
 		return result, &InDoubtError{Operation: r.Op.ID(), Node: p.ID, Reason: "the node was stopped and nothing runs: " + describe(situation)}
 	}
 	switch at {
@@ -47,12 +47,10 @@ func (r *Runner) abortNode(ctx context.Context, p NodePlan) (NodeResult, error) 
 		if err := r.discard(ctx, p, situation.Next.Name); err != nil {
 			return result, err
 		}
-		return r.backAgain(ctx, p, situation, result)
 	case stageWaiting:
 		if err := r.discardLost(ctx, p); err != nil {
 			return result, err
 		}
-		return r.backAgain(ctx, p, situation, result)
 	case stageRolled:
 		result.Outcome = NodeRolled
 		r.recall(ctx, p, situation.Current.ID, &result)
@@ -68,8 +66,13 @@ func (r *Runner) abortNode(ctx context.Context, p NodePlan) (NodeResult, error) 
 			return r.finish(ctx, p, result)
 		}
 		return r.undo(ctx, p, result)
+	default:
+		return r.abortUnclear(ctx, p, situation, result)
 	}
-	return r.abortUnclear(ctx, p, situation, result)
+	if held {
+		return r.undo(ctx, p, result)
+	}
+	return r.backAgain(ctx, p, situation, result)
 }
 
 // abortUnclear ends the stay of an operation on a node that somebody else has
@@ -134,14 +137,23 @@ func (r *Runner) backAgain(ctx context.Context, p NodePlan, s host.Situation, re
 	var seen proof
 	if raw := r.result(ctx, p.ID+"/restored"); raw != nil && json.Unmarshal(raw, &seen) == nil && seen.Container == s.Current.ID {
 		result.Outcome, result.Reason = NodeRestored, "put back before the abort"
-		return result, r.clearFailed(ctx, p)
+		return result, r.ClearFailed(ctx, p)
 	}
 	at := s.Current.StartedAt
-	result, err := r.restored(ctx, p, result, host.ReplaceResult{Outcome: host.PutBack, OldID: s.Current.ID, StartedAt: at, StoppedAt: at}, "aborted")
-	if result.Outcome == NodeRestored {
-		return result, nil
+	return wanted(r.restored(ctx, p, result, host.ReplaceResult{Outcome: host.PutBack, OldID: s.Current.ID, StartedAt: at, StoppedAt: at}, "aborted"))
+}
+
+// wanted is the end of a way back that was asked for: that the node is on its old
+// container again is no failure there, that something is left on its host is.
+func wanted(result NodeResult, err error) (NodeResult, error) {
+	var left *LeftoverError
+	switch {
+	case result.Outcome != NodeRestored:
+		return result, err
+	case errors.As(err, &left):
+		return result, left
 	}
-	return result, err
+	return result, nil
 }
 
 // stoppedBefore says whether this operation ever began to replace the node.
@@ -156,11 +168,7 @@ func (r *Runner) undo(ctx context.Context, p NodePlan, result NodeResult) (NodeR
 		result.Outcome = NodeHeld
 		return result, err
 	}
-	result, err = r.restored(ctx, p, result, done, "aborted")
-	if result.Outcome == NodeRestored {
-		return result, nil
-	}
-	return result, err
+	return wanted(r.restored(ctx, p, result, done, "aborted"))
 }
 
 // FinishAll archives and removes the old containers that were kept because a
@@ -169,6 +177,9 @@ func (r *Runner) FinishAll(ctx context.Context) ([]Finished, error) {
 	var out []Finished
 	for _, p := range r.Plan.Targets() {
 		done, err := r.Archive(ctx, p)
+		if err == nil {
+			err = r.ClearFailed(ctx, p)
+		}
 		if err != nil {
 			return out, fmt.Errorf("host %s: %w", p.ID, err)
 		}

@@ -1,0 +1,121 @@
+package rolling
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/qnetops/qnetops/host"
+)
+
+// heldAs is the end of a replace of this operation that was held: the old container
+// bears the node's name and is stopped for good, its successor did not start. nil
+// where the node stands otherwise.
+func heldAs(s host.Situation, p NodePlan) *host.ReplaceResult {
+	if s.Unsettled || s.Current == nil || s.Current.ID != p.ContainerID || s.Current.Running() {
+		return nil
+	}
+	for _, e := range slices.Backward(s.Entries) {
+		if e.Outcome == "" {
+			continue
+		}
+		if e.Outcome == host.Held && e.Result != nil && e.Result.OldID == p.ContainerID {
+			return e.Result
+		}
+		return nil
+	}
+	return nil
+}
+
+// LeftoverError says that a container which the operation made, and which is of no
+// use any more, is still on its host: in the way of the next plan, and with the
+// variables it carries.
+type LeftoverError struct {
+	Operation, Node, Container string
+	Err                        error
+}
+
+func (e *LeftoverError) Error() string {
+	return fmt.Sprintf("host %s: container %s is left there, it cannot be archived and removed: %v", e.Node, e.Container, e.Err)
+}
+
+func (e *LeftoverError) Unwrap() error { return e.Err }
+
+// Hint says what leads on.
+func (e *LeftoverError) Hint() string { return clearNext(e.Operation) }
+
+func clearNext(op string) string {
+	return fmt.Sprintf("mend what keeps it there, then qnetops resume %s clears it; with --waive leftover=REASON it stays, to be "+
+		"removed by hand", op)
+}
+
+// Clear ends the stay of what the operation has set aside on a node that runs its
+// successor: the old container, and successors that failed before it.
+func (r *Runner) Clear(ctx context.Context, p NodePlan) error {
+	if _, err := r.Archive(ctx, p); err != nil && !r.Leaves(p.ID, err) {
+		return err
+	}
+	return r.ClearFailed(ctx, p)
+}
+
+// ClearFailed archives the logs of the successors that failed and removes them, so
+// that they are not in the way of the next roll; the archive keeps the evidence. One
+// that cannot be cleared is a LeftoverError, unless it was waived by name just now.
+func (r *Runner) ClearFailed(ctx context.Context, p NodePlan) error {
+	s, err := r.situation(ctx, p)
+	if err != nil {
+		return err
+	}
+	for _, name := range failedNames(s.Entries) {
+		err := r.clearOne(ctx, p, name)
+		if err == nil {
+			continue
+		}
+		if !r.Leaves(p.ID, err) {
+			return &LeftoverError{Operation: r.Op.ID(), Node: p.ID, Container: name, Err: err}
+		}
+	}
+	return nil
+}
+
+// Leaves says that what cannot be cleared is left on purpose, and notes it. A waiver
+// of the plan is none: it was for what an earlier operation had left.
+func (r *Runner) Leaves(id string, err error) bool {
+	if isGone(err) || isFenced(err) || errors.Is(err, context.Canceled) {
+		return false
+	}
+	for _, w := range r.Waivers {
+		if w.Check == "leftover" {
+			r.note(id+"/leftover", "left on the host ("+w.Reason+"): "+err.Error())
+			return true
+		}
+	}
+	return false
+}
+
+func (r *Runner) clearOne(ctx context.Context, p NodePlan, name string) error {
+	agent, err := agentAgain(ctx, r.Fleet, p.ID)
+	if err != nil {
+		return err
+	}
+	facts, err := agent.Facts(ctx, host.FactsRequest{Container: name})
+	if err != nil || facts.Container == nil || facts.Container.Running() {
+		return err
+	}
+	return r.step(ctx, p.ID, "clear", "archive the failed container's log, remove it", func(ctx context.Context,
+		w *host.Writer) (any, error) {
+		return w.Finish(ctx, host.FinishRequest{Container: p.Container, AsideName: name,
+			LogDir: r.Fleet.Inventory().LogArchive}, r.tx(p))
+	})
+}
+
+// failedNames are the names that an operation gave to successors that failed.
+func failedNames(entries []host.TxEntry) (names []string) {
+	for _, e := range entries {
+		if e.Spec != nil && e.Spec.FailedName != "" && !slices.Contains(names, e.Spec.FailedName) {
+			names = append(names, e.Spec.FailedName)
+		}
+	}
+	return names
+}
