@@ -99,15 +99,16 @@ func (x *release) clear(ctx context.Context, r *Run) (Tally, error) {
 	runner := x.roll(r)
 	return x.change(ctx, r, here, away, func(ctx context.Context, id string) (Standing, error) {
 		p := *runner.Plan.Node(id)
-		if _, err := runner.Archive(ctx, p); err != nil {
-			return Standing{}, err
-		}
+		err := runner.Clear(ctx, p)
 		for _, name := range x.plan.Release.Asides[id] {
-			if err := x.finishAside(ctx, runner, p, name); err != nil {
-				return Standing{}, err
+			if err == nil {
+				err = x.finishAside(ctx, runner, p, name)
+			}
+			if err != nil && runner.Leaves(id, err) {
+				err = nil
 			}
 		}
-		return Standing{State: Finished, Text: "its old containers are archived and removed"}, nil
+		return x.cleared(ctx, r, id, "its old containers are archived and removed", err)
 	})
 }
 

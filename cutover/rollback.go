@@ -302,9 +302,17 @@ func (x *rollback) Undo(ctx context.Context, r *Run, phase PhaseName) error {
 	return nil
 }
 
-// Returnable looks whether a successor was started anywhere.
+// Returnable looks whether a successor was started anywhere. Where one was taken away
+// again that does not bring the blocks back.
 func (x *rollback) Returnable(ctx context.Context, r *Run) error {
-	return noReturn(swapped(ctx, x.roll(r)), "%s was started with the variable: its blocks above the target are gone. Mend "+
+	runner := x.roll(r)
+	on := swapped(ctx, runner)
+	for _, p := range runner.Plan.Targets() {
+		if !slices.Contains(on, p.ID) && stepBegun(ctx, r, p.ID, "putback") {
+			on = append(on, p.ID)
+		}
+	}
+	return noReturn(on, "%s was started with the variable: its blocks above the target are gone. Mend "+
 		"what holds it and qnetops resume %s; "+
 		"or qnetops abort %s --waive point_of_no_return=REASON removes the variable everywhere and closes the operation as it "+
 		"stands", r.Op.ID(), r.Op.ID())

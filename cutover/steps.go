@@ -166,6 +166,24 @@ func (c *crew) tell(r *Run, phase PhaseName, t Tally) {
 	}
 }
 
+// cleared is the end of what the operation has set aside on a host. What cannot be
+// cleared keeps the operation open: it lies in the way of the next plan, with the
+// variables it carries.
+func (c *crew) cleared(ctx context.Context, r *Run, id, text string, err error) (Standing, error) {
+	switch {
+	case err == nil:
+		return Standing{State: Finished, Text: text}, nil
+	case ofAll(err):
+		return Standing{}, err
+	}
+	s := c.failed(ctx, id, err)
+	if s.State == Failed && !s.Down {
+		s.Text = fmt.Sprintf("runs, and what was set aside is not cleared: %v; qnetops resume %s clears it once that is mended, "+
+			"with --waive leftover=REASON it stays", err, r.Op.ID())
+	}
+	return s, nil
+}
+
 // watch follows a host's successor through its milestones.
 func (c *crew) watch(ctx context.Context, runner *rolling.Runner, id string) (Standing, error) {
 	result, err := runner.Watch(ctx, *runner.Plan.Node(id))

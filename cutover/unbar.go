@@ -51,8 +51,7 @@ func (x *unbar) Do(ctx context.Context, r *Run, phase PhaseName) (t Tally, err e
 		here, away := x.here(ctx, r, Hold, Go)
 		runner := x.roll(ctx, r)
 		t, err = x.change(ctx, r, here, away, func(ctx context.Context, id string) (Standing, error) {
-			_, err := runner.Archive(ctx, *runner.Plan.Node(id))
-			return Standing{State: Finished, Text: "its old container is archived and removed"}, err
+			return x.cleared(ctx, r, id, "its old container is archived and removed", runner.Clear(ctx, *runner.Plan.Node(id)))
 		})
 	default:
 		return nil, fmt.Errorf("an un-barring has no phase %s", phase)
