@@ -82,7 +82,7 @@ func TestMatrixUndisturbed(t *testing.T) {
 // name; the others are enough, and finality is back on them.
 func TestMatrixDeadFromTheStart(t *testing.T) {
 	last := map[string]string{"halt": "007", "release": "005", "rollback": "007", "decree": "005", "restart": "005", "unbar": "005"}
-	each(t, []string{"release", "decree", "restart"}, func(t *testing.T, k kind) {
+	each(t, []string{"release", "decree", "restart", "unbar"}, func(t *testing.T, k kind) {
 		inLab(t, k.more, func(t *testing.T, w *world) { k.on(w, last[k.name]).good() })
 	})
 }
@@ -132,7 +132,7 @@ func slows() []string { return []string{"slow", "engine", "lag", "skew", "hang-h
 // TestMatrixSlow: with one slow host the operation ends by itself, or holds, and
 // ends when the host is well again.
 func TestMatrixSlow(t *testing.T) {
-	matrix(t, slows(), []string{"rollback/go/lag", "decree/prepare/engine", "restart/verify/slow"}, few, func(s *scene, f field) {
+	matrix(t, slows(), []string{"halt/go/skew", "release/verify/slow", "rollback/go/lag", "decree/prepare/engine", "restart/verify/slow", "unbar/go/engine"}, few, func(s *scene, f field) {
 		const victim = "003"
 		slow := func(on bool) {
 			switch {
