@@ -32,6 +32,7 @@ type rig struct {
 	client   *Client
 	w        *Writer
 	noGuards bool
+	asked    bool // the replace is one without a way back, to a successor with policy `no`
 }
 
 // stopGuards makes every further start of a guardian fail.
@@ -173,9 +174,12 @@ func (r *rig) settled(rep StageReport, what string) Outcome {
 		outcome, run, rest, name = PutBack, old, next, nodeName+"-failed-1"
 	}
 	pol := func(c *fakeContainer) string { return str(sub(c.host, "RestartPolicy"), "Name") }
-	if len(oneShotIn(r.e.view(old))) > 0 {
+	if r.asked || len(oneShotIn(r.e.view(old))) > 0 {
 		if slices.ContainsFunc(r.e.counted, func(s string) bool { return strings.HasSuffix(s, "/"+old.id+"/start") }) {
-			r.t.Errorf("%s: a container with a one-shot variable was started again", what)
+			r.t.Errorf("%s: an old container that must not start was started again", what)
+		}
+		if ended := r.asked && next.status == "exited" && next.name == nodeName; ended && old.status != "running" && old.name == nodeName+"-pre-1" {
+			return Replaced // its engine died after that, and nothing is to start it again
 		}
 		if old.status != "running" && next.status != "running" {
 			if old.name != nodeName || pol(old) != "no" || next.name != nodeName+"-failed-1" || pol(next) != "no" {
@@ -184,7 +188,11 @@ func (r *rig) settled(rep StageReport, what string) Outcome {
 			return Held
 		}
 	}
-	if run.status != "running" || run.name != nodeName || pol(run) != "always" {
+	policy := "always"
+	if r.asked && outcome == Replaced {
+		policy = "no"
+	}
+	if run.status != "running" || run.name != nodeName || pol(run) != policy {
 		r.t.Errorf("%s: node runs on %s (%s, policy %s)", what, run.name, run.status, pol(run))
 	}
 	untouched := outcome == PutBack && rest.status == "created" && rest.name == nodeName+"-next"
@@ -244,20 +252,33 @@ type play struct {
 	name    string
 	oneShot bool // the old container carries a variable that acts at every start
 	bad     bool // the successor cannot start
+	asked   bool // the replace is asked for without a way back, as cut-overs do
 	want    Outcome
 	never   []Outcome
 }
 
 var plays = []play{
-	{"good", false, false, Replaced, []Outcome{Held}},
-	{"bad", false, true, PutBack, []Outcome{Replaced, Held}},
-	{"one-shot", true, false, Replaced, nil},
-	{"one-shot bad", true, true, Held, []Outcome{Replaced}},
+	{"good", false, false, false, Replaced, []Outcome{Held}},
+	{"bad", false, true, false, PutBack, []Outcome{Replaced, Held}},
+	{"one-shot", true, false, false, Replaced, nil},
+	{"one-shot bad", true, true, false, Held, []Outcome{Replaced}},
+	{"no way back", false, false, true, Replaced, nil},
+	{"no way back bad", false, true, true, Held, []Outcome{Replaced}},
+}
+
+// requestOf is the replace that a play asks for.
+func (r *rig) requestOf(rep StageReport) ReplaceRequest {
+	req := replaceRequest(rep)
+	if r.asked {
+		req.NoPutBack, req.NextPolicy = true, &Policy{Name: "no"}
+	}
+	return req
 }
 
 // stageFor stages a successor as the play has it.
 func (r *rig) stageFor(p play) StageReport {
 	r.t.Helper()
+	r.asked = p.asked
 	if p.oneShot {
 		r.e.mu.Lock()
 		c := r.e.find(nodeName)
@@ -313,7 +334,7 @@ func scenario(t *testing.T, dir string, f fault, n int, p play) (hit bool, outco
 		rep := r.stageFor(p)
 		struck := r.strike(f, n)
 		what := fmt.Sprintf("request %d, %s", n, f.name)
-		res, err := r.w.Replace(r.ctx, replaceRequest(rep), nil)
+		res, err := r.w.Replace(r.ctx, r.requestOf(rep), nil)
 		if err == nil && res.Outcome == InDoubt {
 			t.Errorf("%s: in doubt: %s", what, res.Reason)
 		}
@@ -368,7 +389,7 @@ func TestSweepReplace(t *testing.T) {
 					t.Parallel()
 					outcomes := map[Outcome]int{}
 					every := sample()
-					if p.oneShot {
+					if p.oneShot || p.asked {
 						every = max(every, 3) // each fault at others
 					}
 					n := 1 + i%every
