@@ -12,6 +12,7 @@ import (
 // TestREADMEFirstRoll runs the very commands of the README's first roll, in
 // their order, with the real program as child processes on loopback.
 func TestREADMEFirstRoll(t *testing.T) {
+	t.Parallel()
 	raw, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
 	if err != nil {
 		t.Fatal(err)
@@ -51,6 +52,7 @@ func TestREADMEFirstRoll(t *testing.T) {
 // TestRehearseRoll is the README's first command: it must pass on any machine,
 // without root and without Docker.
 func TestRehearseRoll(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "report.md")
 	s, out, errs := testStreams(t)
 	if code := Main(t.Context(), []string{"qnetops", "rehearse", "roll", "--report", file}, s); code != exitDone {

@@ -6,6 +6,7 @@ import "testing"
 // longer than the trigger is restarted by the ordinary commands, stale data fails
 // closed, and a malformed manifest is named by its code.
 func TestRehearseRestart(t *testing.T) {
+	t.Parallel()
 	doc, report := rehearsed(t, "restart", "--block", "10ms")
 	wantActs(t, doc, report, map[string][]int{
 		"so are those of hosts":             {-1}, // and production parks at the horizon

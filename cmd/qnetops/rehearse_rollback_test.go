@@ -79,6 +79,7 @@ func wantActs(t *testing.T, doc rehearsalDocument, report string, want map[strin
 // TestRehearseRollback: a stalled fleet goes back by its variable, and once more by
 // a decree; what cannot be done is refused with code 3.
 func TestRehearseRollback(t *testing.T) {
+	t.Parallel()
 	doc, report := rehearsed(t, "rollback", "--block", "10ms")
 	wantActs(t, doc, report, map[string][]int{
 		"status --check": {exitDone, exitRefused, exitDone, exitRefused, exitDone},

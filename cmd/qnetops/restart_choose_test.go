@@ -135,7 +135,7 @@ func TestRestartProposeK(t *testing.T) {
 	if p["schema"] != "qnetops/propose-k/v1" || p["k"] != 27.0 || len(p["refused"].([]any)) != 3 || p["verified"] != "agreement" {
 		t.Errorf("%v", p)
 	}
-	if host := p["hosts"].([]any)[0].(map[string]any); host["id"] != "alice/001" || host["certified_floor"] != 2730.0 || host["way"] != "rename" {
+	if host := p["hosts"].([]any)[0].(map[string]any); host["id"] != "alice/001" || host["certified_floor"] != 2700.0 || host["way"] != "rename" {
 		t.Errorf("%v", host)
 	}
 	if out, _, code := f.line("propose-k", "--forged", "1_2"); code != exitDone || !strings.Contains(out, node.Hash{1, 11}.String()) {

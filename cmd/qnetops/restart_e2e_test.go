@@ -150,6 +150,7 @@ func TestRestartOfThreeOperators(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs three labs")
 	}
+	t.Parallel()
 	const top = 30
 	led := stalledLedger(t, top)
 	o := newOperators(t, led, nil, "ann", "bob", "eve")

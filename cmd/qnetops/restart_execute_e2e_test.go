@@ -218,6 +218,7 @@ func TestRestartExecuteOfThreeOperators(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs a lab of nine")
 	}
+	t.Parallel()
 	x := newExecutors(t)
 	x.stall()
 	start := time.Now().Add(30 * time.Second)
