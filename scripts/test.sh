@@ -86,7 +86,7 @@ run_tests() {
   local log flags=()
   log=$(mktemp -p "$work")
   [ "$ci" != true ] || flags+=(-count=1)
-  go test -v -timeout 15m "${flags[@]}" "$@" 2>&1 | tee "$log" | grep --line-buffered -E '^(ok|FAIL|\?|panic:|#)|^ *--- (FAIL|SKIP)|left out:'
+  go test -v -timeout 30m "${flags[@]}" "$@" 2>&1 | tee "$log" | grep --line-buffered -E '^(ok|FAIL|\?|panic:|#)|^ *--- (FAIL|SKIP)|left out:'
   if [ "${PIPESTATUS[0]}" != 0 ]; then
     if grep -qE 'ThreadSanitizer: CHECK failed|^SIGSEGV: segmentation violation' "$log" && ! grep -q 'WARNING: DATA RACE' "$log" && [[ " $* " == *" -race "* ]]; then
       # Detector and simulated time together bring the runtime itself down now and then, inside its timers or the detector;
@@ -108,7 +108,7 @@ run_tests() {
 
 # heavy are packages whose tests run whole fleets for minutes: under the race detector they take ten times as long and the
 # detector gives up. They run without it, and their small tests with it.
-heavy='/(host|fleet|lab|rolling|cutover|cmd/qnetops)$'
+heavy='/(host|fleet|lab|lab/ledger|rolling|cutover|cmd/qnetops)$'
 # timed are packages whose tests hold upper bounds of time.
 timed='/lease(/run)?$'
 small='^(TestReentryOf|TestM[0-4]|TestRecoveryHaltedSkipsOnly|TestDeadlines|TestResumeDoesNot|TestPlan|TestInvariant9|TestPreflight|TestStageIs|TestStepsInDoubt|TestResolveRef|TestParse|TestTrap|TestDecide|TestFence|TestTakeOver|TestCompare|TestLoad|TestJudge|TestStopOf|TestSpread|TestLaterRun|TestCheckHeight|TestSurvivors|TestRetire|TestRestartLines|TestFlags|TestUsage|TestExit|TestDocumented|TestGates|TestManifest)'
