@@ -73,7 +73,7 @@ func (w *world) lost(first *tool, err error, state string, phases ...cutover.Pha
 func TestKillsInTheMiddle(t *testing.T) {
 	for _, victim := range lab.Kills() {
 		if !full() && !slices.Contains([]string{lab.KillBoth, lab.KillEngine, lab.KillHost}, victim) {
-			continue // the matrices have the others, at each phase
+			continue // with QNETOPS_LONG all of them
 		}
 		t.Run(victim, func(t *testing.T) {
 			inLab(t, 4, func(t *testing.T, w *world) {
