@@ -182,3 +182,66 @@ func TestFailedSuccessorIsCleared(t *testing.T) {
 		w.clean()
 	})
 }
+
+// TestHeldHostIsTidied: a host whose successor never starts and that is passed by, or whose
+// operation is closed as it stands, is left on its old container alone, down for good: what
+// failed would be in the way of the roll that follows.
+func TestHeldHostIsTidied(t *testing.T) {
+	alone := func(w *world, before string) {
+		w.Helper()
+		if all := w.all("003"); len(all) != 1 || all[0].ID != before || all[0].State != "exited" || all[0].RestartPolicy != "no" {
+			w.Errorf("003: %s, want its old container alone, stopped for good", names(all))
+		}
+	}
+	t.Run("passed by", func(t *testing.T) {
+		inLab(t, 7, func(t *testing.T, w *world) {
+			w.unsealed(130)
+			before := w.node("003").ID
+			tool := w.tool()
+			w.heal(tool, cutover.Hold)
+			tool.startFails("003")
+			if _, err := tool.rollback(cutover.RollbackAsk{Ask: tool.ask(needed)}); err == nil {
+				t.Fatal("it is done")
+			}
+			tool.exit()
+			w.Wait(2 * time.Second) // names of containers carry the second
+			again := w.tool()
+			defer again.exit()
+			members := rolling.Waiver{Check: "members", Reason: "its engine is broken"}
+			if doc, err := again.ops(members).Resume(again.ctx, tool.op()); err != nil || doc.Outcome != rolling.OutcomeDone {
+				t.Fatalf("%+v\n%v", doc, err)
+			}
+			alone(w, before)
+			w.unarmed("001", "002", "004", "005", "006", "007")
+			w.clean()
+		})
+	})
+	t.Run("closed", func(t *testing.T) {
+		inLab(t, 4, func(t *testing.T, w *world) {
+			tool := w.tool()
+			if _, err := tool.halt(cutover.HaltAsk{Ask: tool.ask(), Height: w.far(4)}); err != nil {
+				t.Fatal(err)
+			}
+			tool.exit()
+			tool = w.tool()
+			tool.startFails("003")
+			if _, err := tool.release(cutover.ReleaseAsk{Ask: tool.ask(), Image: "qnet:v2"}); err == nil {
+				t.Fatal("it is done")
+			}
+			tool.exit()
+			again := w.tool()
+			defer again.exit()
+			doc, err := again.ops(rolling.Waiver{Check: "point_of_no_return", Reason: "a test"}).Abort(again.ctx, tool.op())
+			if err != nil || doc.Outcome != "aborted" || again.unfinished() != "" {
+				t.Fatalf("%+v\n%v", doc, err)
+			}
+			w.down("003")
+			for _, c := range w.all("003") {
+				if strings.Contains(c.Name, "-failed-") {
+					t.Errorf("003: %s", names(w.all("003")))
+				}
+			}
+			w.clean()
+		})
+	})
+}

@@ -97,6 +97,10 @@ func (x *release) start(ctx context.Context, r *Run) (Tally, error) {
 func (x *release) clear(ctx context.Context, r *Run) (Tally, error) {
 	here, away := x.here(ctx, r, Go)
 	runner := x.roll(r)
+	away, err := x.tidy(ctx, r, runner, away)
+	if err != nil {
+		return away, err
+	}
 	return x.change(ctx, r, here, away, func(ctx context.Context, id string) (Standing, error) {
 		p := *runner.Plan.Node(id)
 		err := runner.Clear(ctx, p)
@@ -138,6 +142,10 @@ func (x *release) Returnable(ctx context.Context, r *Run) error {
 		"Mend what holds it and qnetops resume %s; if this image cannot run, close the operation as it stands with "+
 		"--waive point_of_no_return=REASON and roll a better one with qnetops roll IMAGE --recovery-halted", r.Op.ID())
 }
+
+// Close clears the successors that did not start: the image that follows is rolled to
+// hosts without them.
+func (x *release) Close(ctx context.Context, r *Run) error { return x.closed(ctx, r, x.roll(r)) }
 
 // Settle settles the steps in doubt by looking at the hosts.
 func (x *release) Settle(ctx context.Context, r *Run) error { return x.roll(r).Settle(ctx) }

@@ -317,6 +317,10 @@ func (x *restarting) clear(ctx context.Context, r *Run) (Tally, error) {
 	here, away := x.here(ctx, r, Hold, Data, Go)
 	runner := x.roll(r)
 	_, unsetting := x.unsetKnown(ctx, r) // then they are gone, and what is aside now is not of before the restart
+	away, err := x.tidy(ctx, r, runner, away)
+	if err != nil {
+		return away, err
+	}
 	t, err := x.change(ctx, r, here, away, func(ctx context.Context, id string) (Standing, error) {
 		clear := runner.Clear
 		if unsetting {

@@ -186,5 +186,8 @@ func (x *restarting) Close(ctx context.Context, r *Run) error {
 		s := sights[id]
 		return s.Reached && s.Container == x.plan.Restart.Roll.Node(id).ContainerID
 	})
-	return x.unset(ctx, r, on, true)
+	if err := x.unset(ctx, r, on, true); err != nil {
+		return err
+	}
+	return x.closed(ctx, r, x.roll(r))
 }

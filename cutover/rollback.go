@@ -212,7 +212,10 @@ func (x *rollback) disarm(ctx context.Context, r *Run) (Tally, error) {
 	for _, id := range here {
 		t.finish(id, "runs without the variable")
 	}
-	return t, x.policies(ctx, r, away)
+	if err := x.policies(ctx, r, away); err != nil {
+		return t, err
+	}
+	return x.tidy(ctx, r, x.roll(r), t)
 }
 
 // putBack disarms every node that took part. Each has its restart policy back before
@@ -325,7 +328,10 @@ func (x *rollback) Close(ctx context.Context, r *Run) error {
 	if err := x.putBack(ctx, r, away, true); err != nil {
 		return err
 	}
-	return x.policies(ctx, r, away)
+	if err := x.policies(ctx, r, away); err != nil {
+		return err
+	}
+	return x.closed(ctx, r, x.roll(r))
 }
 
 // Settle settles the steps in doubt: what may be repeated by itself, the rest by

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -177,11 +178,46 @@ func (c *crew) cleared(ctx context.Context, r *Run, id, text string, err error) 
 		return Standing{}, err
 	}
 	s := c.failed(ctx, id, err)
-	if s.State == Failed && !s.Down {
-		s.Text = fmt.Sprintf("runs, and what was set aside is not cleared: %v; qnetops resume %s clears it once that is mended, "+
+	if s.State == Failed {
+		s.Text = fmt.Sprintf("what was set aside is not cleared: %v; qnetops resume %s clears it once that is mended, "+
 			"with --waive leftover=REASON it stays", err, r.Op.ID())
 	}
 	return s, nil
+}
+
+// tidy clears the successors that failed on hosts that did not get to one that runs:
+// those that were passed by, or all where the operation is closed as it stands. A
+// host that cannot be reached is left, and named by whoever looks at it.
+func (c *crew) tidy(ctx context.Context, r *Run, runner *rolling.Runner, t Tally) (Tally, error) {
+	out := maps.Clone(t)
+	done, err := c.each(ctx, slices.Sorted(maps.Keys(t)), Tally{}, func(ctx context.Context, id string) (Standing, error) {
+		p := runner.Plan.Node(id)
+		if p == nil || !lookAt(ctx, c.fleet, id).Reached {
+			return Standing{State: Missing}, ctx.Err()
+		}
+		if err := r.TakeFence(ctx, id); err != nil {
+			return Standing{}, err
+		}
+		return c.cleared(ctx, r, id, "", runner.ClearFailed(ctx, *p))
+	})
+	for id, s := range done {
+		if s.State == Failed {
+			s.Down = false // that it is down is no reason to leave it there
+			out[id] = s
+		}
+	}
+	return out, err
+}
+
+// closed is tidy for an operation that is closed as it stands.
+func (c *crew) closed(ctx context.Context, r *Run, runner *rolling.Runner) error {
+	t, err := c.tidy(ctx, r, runner, c.all(""))
+	if open := c.open(r, t); err == nil && len(open) > 0 {
+		err = &rolling.StoppedError{Operation: r.Op.ID(), Reason: "not everything can be cleared away: " + strings.Join(open, "; "),
+			Next: fmt.Sprintf("mend what keeps it there, then the same qnetops abort %s again; with --waive leftover=REASON it stays",
+				r.Op.ID())}
+	}
+	return err
 }
 
 // watch follows a host's successor through its milestones.

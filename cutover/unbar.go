@@ -50,6 +50,9 @@ func (x *unbar) Do(ctx context.Context, r *Run, phase PhaseName) (t Tally, err e
 	case Release:
 		here, away := x.here(ctx, r, Hold, Go)
 		runner := x.roll(ctx, r)
+		if away, err = x.tidy(ctx, r, runner, away); err != nil {
+			return away, err
+		}
 		t, err = x.change(ctx, r, here, away, func(ctx context.Context, id string) (Standing, error) {
 			return x.cleared(ctx, r, id, "its old container is archived and removed", runner.Clear(ctx, *runner.Plan.Node(id)))
 		})
@@ -111,6 +114,9 @@ func (x *unbar) Returnable(ctx context.Context, r *Run) error {
 		"two groups derive different committees; "+
 		"qnetops resume %s. To close the operation as it stands: --waive point_of_no_return=REASON", r.Op.ID())
 }
+
+// Close clears the successors that did not start.
+func (x *unbar) Close(ctx context.Context, r *Run) error { return x.closed(ctx, r, x.roll(ctx, r)) }
 
 // Settle settles the steps in doubt by looking at the hosts.
 func (x *unbar) Settle(ctx context.Context, r *Run) error { return x.roll(ctx, r).Settle(ctx) }

@@ -32,7 +32,7 @@ func (h *hostOps) finishTx(ctx context.Context, req FinishRequest, log *txLog) (
 		return res, errorf(CodeBadRequest, "", "the folder for logs must be an absolute path")
 	}
 	dir := h.cfg.path(req.LogDir)
-	aside, err := h.removable(ctx, req)
+	aside, err := h.removable(ctx, req, log.entries)
 	if done := filepath.Join(dir, req.AsideName+archiveSuffix); isCode(err, CodeNotFound) && removedBefore(log.entries, req.AsideName) {
 		if st, serr := os.Stat(done); serr == nil { // asked again for what is done
 			return FinishResult{Archive: filepath.Join(req.LogDir, req.AsideName+archiveSuffix), Bytes: st.Size()}, nil
@@ -58,7 +58,7 @@ func (h *hostOps) finishTx(ctx context.Context, req FinishRequest, log *txLog) (
 	if res.Pruned, err = prune(dir, req.Container, req.Keep); err != nil {
 		return res, err
 	}
-	if _, err := h.removable(ctx, req); err != nil { // the archive may have taken minutes
+	if _, err := h.removable(ctx, req, log.entries); err != nil { // the archive may have taken minutes
 		return res, err
 	}
 	if err := log.add(TxEntry{Step: stepRemoveAside, State: TxIntent}); err != nil {
@@ -86,8 +86,9 @@ func removedBefore(entries []TxEntry, aside string) bool {
 }
 
 // removable reads the container set aside and refuses while it could be needed:
-// the node must run on another one, and the old one be stopped for good.
-func (h *hostOps) removable(ctx context.Context, req FinishRequest) (object, error) {
+// the node must run on another one, and the old one be stopped for good. A successor
+// that failed is of no use to a node that is down on its old container either.
+func (h *hostOps) removable(ctx context.Context, req FinishRequest, entries []TxEntry) (object, error) {
 	_, cur, err := h.eng.inspect(ctx, req.Container)
 	if err != nil {
 		return nil, fmt.Errorf("reading the successor: %w", err)
@@ -100,7 +101,7 @@ func (h *hostOps) removable(ctx context.Context, req FinishRequest) (object, err
 	switch {
 	case str(cur, "Id") == str(aside, "Id"):
 		return nil, errorf(CodeChanged, "", "%s and %s are one container", req.Container, req.AsideName)
-	case st != "running":
+	case st != "running" && !failedOf(entries, str(aside, "Id"), req.AsideName):
 		return nil, errorf(CodeConflict, "put the old one back, or wait until the node runs", "the successor is %s: the old container stays", st)
 	case stateRuns(str(sub(aside, "State"), "Status")):
 		return nil, errorf(CodeConflict, "", "%s is not stopped", req.AsideName)
@@ -108,6 +109,19 @@ func (h *hostOps) removable(ctx context.Context, req FinishRequest) (object, err
 		return nil, errorf(CodeConflict, "", "%s has a restart policy: it was not set aside by this tool", req.AsideName)
 	}
 	return aside, nil
+}
+
+// failedOf says whether a container is a successor that failed, by the log and by its
+// name, and nobody's way back.
+func failedOf(entries []TxEntry, id, name string) bool {
+	failed := false
+	for _, e := range entries {
+		if e.Spec != nil && e.Spec.OldID == id {
+			return false
+		}
+		failed = failed || e.Spec != nil && e.Spec.NextID == id && e.Spec.FailedName == name
+	}
+	return failed
 }
 
 // archive writes the whole log, gzipped, on the disk before it returns. A name
