@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/qnetops/qnetops/host"
 	"github.com/qnetops/qnetops/journal"
@@ -198,5 +199,70 @@ func TestOneShotVariableHolds(t *testing.T) {
 		}
 		w.runs("001", "v1")
 		w.Clean()
+	})
+}
+
+// TestHeldNodeIsNamed: where neither the successor starts nor the old container may, the node is left on its old container, stopped for
+// good. That is not started unasked; a restore by name does it, and a resume tries a successor once more and leaves nothing behind.
+func TestHeldNodeIsNamed(t *testing.T) {
+	held := func(t *testing.T, fn func(w *world, op, old string)) {
+		cfg := lab.Config{Nodes: 4, Block: fast, Host: func(i int, h *lab.HostSpec) {
+			if i == 1 {
+				h.Env = []string{"QNET_CONFIRM_RESET=no"}
+			}
+		}}
+		inLab(t, cfg, func(t *testing.T, w *world) {
+			old := w.Node("001").ID
+			tool := w.tool()
+			during(tool, func() {
+				for _, c := range w.Nodes("001") {
+					if strings.Contains(c.Name, "-next-") {
+						w.Inject("001", "start-fail", c.Name)
+					}
+				}
+			})
+			_, err := tool.roll(tool.spec("qnet:v2"))
+			stop := w.stopped(err, "001", "the node is down")
+			tool.Exit()
+			if c := w.Node("001"); c.ID != old || c.State != "exited" || c.RestartPolicy != "no" {
+				t.Errorf("001: %s, want its old container stopped for good", rollingtest.Names(w.Nodes("001")))
+			}
+			w.Clear("", "")
+			w.Wait(2 * time.Second) // names of containers carry the second
+			fn(w, stop.Operation, old)
+			w.Clean()
+		})
+	}
+	t.Run("resume", func(t *testing.T) {
+		held(t, func(w *world, op, _ string) {
+			if _, err := w.tool().resume(op); err != nil {
+				w.Fatal(err)
+			}
+			for _, id := range w.IDs() {
+				w.runs(id, "v2")
+			}
+		})
+	})
+	t.Run("restore", func(t *testing.T) {
+		held(t, func(w *world, _, old string) {
+			var refused *rolling.RefusedError
+			if _, err := w.tool().restore("001"); !errors.As(err, &refused) || refused.Checks[0].Name != "one_shot" {
+				w.Errorf("%v, want a refusal by check one_shot", err)
+			}
+			waive := []rolling.Waiver{{Check: "one_shot", Reason: "the variable is inert"}}
+			tool := w.tool()
+			ops := tool.Ops(waive...)
+			plan, err := ops.LookBack(tool.Ctx, "001", waive)
+			if err != nil {
+				w.Fatal(err)
+			}
+			if _, err := ops.Restore(tool.Ctx, plan); err != nil {
+				w.Fatal(err)
+			}
+			w.runs("001", "v1")
+			if c := w.Node("001"); c.ID != old {
+				w.Errorf("001: %s", rollingtest.Names(w.Nodes("001")))
+			}
+		})
 	})
 }
