@@ -37,16 +37,15 @@ const longBlock = 2 * cutoverBlock
 const midSwap = "003  · start_next intent"
 
 func longCuts() []longCut {
-	none := marks{}
 	hurry := []string{"--waive", "fleet=the lag is short in a test"}
 	return []longCut{
 		{kind: "halt", phases: []string{"prepare", "hold", "go", "verify"}, host: "003", strike: midSwap, dead: phase("hold", "begun"),
 			begin: func(f *realFleet) ([]string, marks) {
-				return []string{"halt", "--height", f.far(8)}, none
+				return []string{"halt", "--height", f.far(8)}, marks{}
 			},
 			end: func(f *realFleet, command func(...string) *exec.Cmd) {
 				f.downForGood()
-				if out, code := f.drain(command("halt", "release", "qnet:v2", "--yes", "-v"), none); code != exitDone {
+				if out, code := f.drain(command("halt", "release", "qnet:v2", "--yes", "-v"), nil); code != exitDone {
 					f.t.Fatalf("exit %d\n%s", code, tail(out, 12))
 				}
 				f.whole(buildV2, f.ids()...)
@@ -54,7 +53,7 @@ func longCuts() []longCut {
 		{kind: "release", phases: []string{"prepare", "hold", "go", "verify", "release"}, host: "003", strike: midSwap, dead: phase("hold", "begun"),
 			begin: func(f *realFleet) ([]string, marks) {
 				f.ends("halt", "--height", f.far(4))
-				return []string{"halt", "release", "qnet:v2"}, none
+				return []string{"halt", "release", "qnet:v2"}, marks{}
 			},
 			end: func(f *realFleet, _ func(...string) *exec.Cmd) { f.whole(buildV2, f.ids()...) }},
 		{kind: "rollback", phases: []string{"prepare", "hold", "go", "verify", "release"}, host: "003", strike: midSwap, dead: phase("hold", "begun"),
@@ -78,7 +77,7 @@ func longCuts() []longCut {
 			end: func(f *realFleet, _ func(...string) *exec.Cmd) { f.whole(buildV1, f.ids()...) }},
 		{kind: "restart", supers: 1, phases: []string{"prepare", "hold", "data", "go", "verify", "release"}, host: "003", strike: midSwap, dead: phase("data", "done"),
 			begin: func(f *realFleet) ([]string, marks) {
-				return f.restartable().execute(), none
+				return f.restartable().execute(), marks{}
 			},
 			end: func(f *realFleet, _ func(...string) *exec.Cmd) {
 				f.whole("", f.ids()[:cutoverNodes]...)
@@ -91,7 +90,7 @@ func longCuts() []longCut {
 					f.t.Fatalf("exit %d\n%s", code, tail(out, 12))
 				}
 				line, _ := r.unbar("open", 30*time.Second)
-				return line, none
+				return line, marks{}
 			},
 			end: func(f *realFleet, _ func(...string) *exec.Cmd) { f.whole("", f.ids()[:cutoverNodes]...) }},
 	}
@@ -239,13 +238,14 @@ func (f *realFleet) onwards(line []string, out string, code int, at marks) {
 // lostAtEveryBarrier loses the operator's machine at each barrier. Each time another machine, which shares nothing with the
 // one before but the Postgres server, takes the operation over.
 func (f *realFleet) lostAtEveryBarrier(c longCut, dsn string) {
+	f.store = dsn // what leads to the cut-over is in the journal that the machines share
 	line, at := c.begin(f)
 	machine := 0
 	command := func(line ...string) *exec.Cmd {
 		machine++
 		name := fmt.Sprint("machine", machine)
 		cmd := f.command(line...)
-		cmd.Env = append(cmd.Env, "QNETOPS_STATE="+dsn, "QNETOPS_OPERATOR="+name, "HOME="+filepath.Join(f.dir, name))
+		cmd.Env = append(cmd.Env, "QNETOPS_OPERATOR="+name, "HOME="+filepath.Join(f.dir, name))
 		return cmd
 	}
 	op, code := "", 0

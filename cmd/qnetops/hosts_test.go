@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -36,6 +37,7 @@ type realFleet struct {
 	t       *testing.T
 	program string
 	dir     string
+	store   string // where the journal is; empty: a file in dir
 	mu      sync.Mutex
 	said    bytes.Buffer // everything any command printed
 }
@@ -81,7 +83,7 @@ func upFleet(t *testing.T, nodes int) *realFleet {
 // command prepares one command line of the real program.
 func (f *realFleet) command(line ...string) *exec.Cmd {
 	cmd := exec.Command(f.program, line...)
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + f.dir, "QNETOPS_HOSTS=" + f.HostsFile(), "QNETOPS_STATE=" + filepath.Join(f.dir, "state.db")}
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + f.dir, "QNETOPS_HOSTS=" + f.HostsFile(), "QNETOPS_STATE=" + cmp.Or(f.store, filepath.Join(f.dir, "state.db"))}
 	return cmd
 }
 
