@@ -149,6 +149,9 @@ func (x *restarting) dataBack(ctx context.Context, r *Run) error {
 		if !x.plan.Restart.joins(id) || !stepBegun(ctx, r, id, stepAside) {
 			return Standing{State: Finished}, nil
 		}
+		if r.Result(ctx, id+"/"+stepBackData) != nil { // an abort that was held later: the node may run on it already
+			return Standing{State: Finished, Text: "its data is back"}, nil
+		}
 		_, err := x.move(ctx, r, h, stepBackData, "put "+h.Aside+" back", func(ctx context.Context, w *host.Writer, m host.DataMove,
 			ev func(host.TxEvent)) (host.DataMoved, error) {
 			return w.DataBack(ctx, m, ev)
