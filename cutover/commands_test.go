@@ -143,3 +143,14 @@ func (t *tool) unbar(ask cutover.UnbarAsk) (cutover.Document, error) {
 			return ops.Unbar(t.ctx, ask, p.Plan)
 		})
 }
+
+// afterHalt halts a fleet of four and gives the process that comes after it.
+func (w *world) afterHalt() *tool {
+	w.Helper()
+	t := w.tool()
+	if _, err := t.halt(cutover.HaltAsk{Ask: t.ask(), Height: w.far(4)}); err != nil {
+		w.Fatal(err)
+	}
+	t.exit()
+	return w.tool()
+}

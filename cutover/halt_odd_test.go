@@ -259,12 +259,7 @@ func TestReleaseThatCannotRun(t *testing.T) {
 // TestReleaseAbort: before the first start a release is taken back whole.
 func TestReleaseAbort(t *testing.T) {
 	inLab(t, 4, func(t *testing.T, w *world) {
-		tool := w.tool()
-		if _, err := tool.halt(cutover.HaltAsk{Ask: tool.ask(), Height: w.far(4)}); err != nil {
-			t.Fatal(err)
-		}
-		tool.exit()
-		tool = w.tool()
+		tool := w.afterHalt()
 		tool.cancelAt(cutover.Hold)
 		if _, err := tool.release(cutover.ReleaseAsk{Ask: tool.ask(), Image: "qnet:v2"}); err == nil {
 			t.Fatal("not interrupted")

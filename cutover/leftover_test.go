@@ -107,12 +107,7 @@ func TestLeftoverHoldsTheEnd(t *testing.T) {
 	})
 	t.Run("release", func(t *testing.T) {
 		inLab(t, 4, func(t *testing.T, w *world) {
-			tool := w.tool()
-			if _, err := tool.halt(cutover.HaltAsk{Ask: tool.ask(), Height: w.far(4)}); err != nil {
-				t.Fatal(err)
-			}
-			tool.exit()
-			tool = w.tool()
+			tool := w.afterHalt()
 			tool.fills("002", "finish")
 			_, err := tool.release(cutover.ReleaseAsk{Ask: tool.ask(), Image: "qnet:v2"})
 			tool.exit()
@@ -218,12 +213,7 @@ func TestHeldHostIsTidied(t *testing.T) {
 	})
 	t.Run("closed", func(t *testing.T) {
 		inLab(t, 4, func(t *testing.T, w *world) {
-			tool := w.tool()
-			if _, err := tool.halt(cutover.HaltAsk{Ask: tool.ask(), Height: w.far(4)}); err != nil {
-				t.Fatal(err)
-			}
-			tool.exit()
-			tool = w.tool()
+			tool := w.afterHalt()
 			tool.startFails("003")
 			if _, err := tool.release(cutover.ReleaseAsk{Ask: tool.ask(), Image: "qnet:v2"}); err == nil {
 				t.Fatal("it is done")

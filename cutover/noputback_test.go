@@ -58,12 +58,7 @@ func TestNoOldContainerComesBack(t *testing.T) {
 	})
 	t.Run("release", func(t *testing.T) {
 		inLab(t, 4, func(t *testing.T, w *world) {
-			tool := w.tool()
-			if _, err := tool.halt(cutover.HaltAsk{Ask: tool.ask(), Height: w.far(4)}); err != nil {
-				t.Fatal(err)
-			}
-			tool.exit()
-			tool = w.tool()
+			tool := w.afterHalt()
 			tool.startFails("003")
 			_, err := tool.release(cutover.ReleaseAsk{Ask: tool.ask(), Image: "qnet:v2"})
 			tool.exit()

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io/fs"
@@ -66,21 +65,7 @@ func upCutover(t *testing.T, program string, supers int, block time.Duration) *r
 	need.Program(t, "dockerd", "containerd", "sshd", "iptables", "ip", "docker")
 	f := &realFleet{t: t, program: program, dir: t.TempDir()}
 	began := time.Now()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
-	cluster, err := realhosts.Up(ctx, realhosts.Config{Nodes: cutoverNodes + supers, SuperFrom: cutoverNodes + 1,
-		Dir: filepath.Join(f.dir, "lab"), Block: block, Binary: program, NodeEnv: sentinelEnv})
-	if err != nil {
-		t.Fatal(err)
-	}
-	f.Cluster = cluster
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-		defer cancel()
-		if err := cluster.Down(ctx); err != nil {
-			t.Errorf("taking the lab down: %v", err)
-		}
-	})
+	f.raise(realhosts.Config{Nodes: cutoverNodes + supers, SuperFrom: cutoverNodes + 1, Block: block})
 	f.healthy()
 	f.committee(cutoverNodes + supers)
 	t.Logf("part %-32s %5.1f s", "hosts up", time.Since(began).Seconds())

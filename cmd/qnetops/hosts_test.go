@@ -62,22 +62,28 @@ func upFleet(t *testing.T, nodes int) *realFleet {
 	need.Root(t)
 	need.Program(t, "dockerd", "containerd", "sshd", "iptables", "ip")
 	f := &realFleet{t: t, program: buildProgram(t), dir: t.TempDir()}
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	f.raise(realhosts.Config{Nodes: nodes, Block: hostsLabBlock, Progress: func(s string) { t.Log(s) }})
+	return f
+}
+
+// raise brings the hosts up, and takes them down when the test is over.
+func (f *realFleet) raise(cfg realhosts.Config) {
+	f.t.Helper()
+	cfg.Dir, cfg.Binary, cfg.NodeEnv = filepath.Join(f.dir, "lab"), f.program, sentinelEnv
+	ctx, cancel := context.WithTimeout(f.t.Context(), 3*time.Minute)
 	defer cancel()
-	cluster, err := realhosts.Up(ctx, realhosts.Config{Nodes: nodes, Dir: filepath.Join(f.dir, "lab"), Block: hostsLabBlock,
-		Binary: f.program, NodeEnv: sentinelEnv, Progress: func(s string) { t.Log(s) }})
+	cluster, err := realhosts.Up(ctx, cfg)
 	if err != nil {
-		t.Fatal(err)
+		f.t.Fatal(err)
 	}
 	f.Cluster = cluster
-	t.Cleanup(func() {
+	f.t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 		defer cancel()
 		if err := cluster.Down(ctx); err != nil {
-			t.Errorf("taking the lab down: %v", err)
+			f.t.Errorf("taking the lab down: %v", err)
 		}
 	})
-	return f
 }
 
 // command prepares one command line of the real program.
