@@ -270,10 +270,13 @@ func (o *Operations) outcome(doc *Document, err error) error {
 	return err
 }
 
-// Resume goes on with a cut-over from what is really on the hosts: forward, or
-// back where it was being taken back.
+// Resume goes on with a cut-over from what is really on the hosts: forward, back where it was being taken back, or with its
+// closing where that was begun.
 func (o *Operations) Resume(ctx context.Context, id string) (Document, error) {
 	return o.goOn(ctx, id, func(ctx context.Context, r *Run, proc kept, doc *Document) error {
+		if why, closing := r.Closing(ctx); closing {
+			return o.closeAsItStands(ctx, r, proc, doc, why)
+		}
 		if r.Returning(ctx) {
 			return o.back(ctx, r, proc, doc, "resumed on its way back")
 		}
@@ -285,19 +288,34 @@ func (o *Operations) Resume(ctx context.Context, id string) (Document, error) {
 // waiver `point_of_no_return` an operation beyond it is closed as it stands.
 func (o *Operations) Abort(ctx context.Context, id string) (Document, error) {
 	return o.goOn(ctx, id, func(ctx context.Context, r *Run, proc kept, doc *Document) error {
-		if why, ok := waived("point_of_no_return", o.Waivers); ok && !r.Returning(ctx) && proc.Returnable(ctx, r) != nil {
-			if c, ok := proc.(closer); ok {
-				if err := c.Close(ctx, r); err != nil {
-					o.look(ctx, r, proc, doc)
-					return r.end(ctx, err)
-				}
-			}
-			o.look(ctx, r, proc, doc)
-			doc.Outcome = outcomeAborted
-			return r.Session.Finish(ctx, journal.Aborted, "closed as it stands beyond the point of no return: "+why)
+		why, closing := r.Closing(ctx)
+		if reason, ok := waived("point_of_no_return", o.Waivers); ok && !closing && !r.Returning(ctx) && proc.Returnable(ctx, r) != nil {
+			why, closing = reason, true
+		}
+		if closing {
+			return o.closeAsItStands(ctx, r, proc, doc, why)
 		}
 		return o.back(ctx, r, proc, doc, "aborted")
 	})
+}
+
+// closeAsItStands ends an operation beyond its point of no return. That it is being closed is journaled first: whoever takes
+// it up then goes on closing, where going forward would do once more what was given up.
+func (o *Operations) closeAsItStands(ctx context.Context, r *Run, proc kept, doc *Document, why string) error {
+	if _, begun := r.Closing(ctx); !begun {
+		if err := r.Record(ctx, stepClosing, "close as it stands", map[string]string{"why": why}); err != nil {
+			return err
+		}
+	}
+	if c, ok := proc.(closer); ok {
+		if err := c.Close(ctx, r); err != nil {
+			o.look(ctx, r, proc, doc)
+			return r.end(ctx, err)
+		}
+	}
+	o.look(ctx, r, proc, doc)
+	doc.Outcome = outcomeAborted
+	return r.Session.Finish(ctx, journal.Aborted, "closed as it stands beyond the point of no return: "+why)
 }
 
 func (o *Operations) back(ctx context.Context, r *Run, proc kept, doc *Document, why string) error {

@@ -196,6 +196,10 @@ func judgeBack(target *uint64, s sight, lines []node.LogLine, unread error, late
 	return Standing{State: Finished, Text: res.Text}, res
 }
 
+// leftAlone is said of a host that a rollback ended without.
+const leftAlone = "took no part and is left as it stands: before it is started, its own blocks above the target must go: " +
+	"qnetops rollback of it alone, the others left out with --skip"
+
 // disarm puts the containers without the variable back, one by one, and gives the
 // restart policies back. A node that is down goes first: it costs no vote.
 func (x *rollback) disarm(ctx context.Context, r *Run) (Tally, error) {
@@ -205,9 +209,7 @@ func (x *rollback) disarm(ctx context.Context, r *Run) (Tally, error) {
 	}
 	t := Tally{}
 	for id := range away {
-		t[id] = Standing{State: Missing, Text: "took no part and is left as it stands: before it is started, its own blocks " +
-			"above the target must go: " +
-			"qnetops rollback of it alone, the others left out with --skip"}
+		t[id] = Standing{State: Missing, Text: leftAlone}
 	}
 	for _, id := range here {
 		t.finish(id, "runs without the variable")
@@ -322,15 +324,28 @@ func (x *rollback) Returnable(ctx context.Context, r *Run) error {
 }
 
 // Close leaves an operation beyond its point of no return: the variable goes from
-// every node, by the rules of a chain that stands where it stands.
+// every node, by the rules of a chain that stands where it stands. A node that is
+// down on its old container stays so: started, it would bring the blocks back that
+// the others have dropped.
 func (x *rollback) Close(ctx context.Context, r *Run) error {
 	away := passedBy(ctx, r, Hold, Go)
+	for id, s := range lookAll(ctx, x.fleet, x.plan.Hosts) {
+		if s.Reached && !s.runs() && s.Container == x.plan.Rollback.Roll.Node(id).ContainerID && !stepBegun(ctx, r, id, "putback") {
+			away[id] = Standing{State: Missing, Down: true, Text: leftAlone}
+		}
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
 	if err := x.putBack(ctx, r, away, true); err != nil {
 		return err
 	}
 	if err := x.policies(ctx, r, away); err != nil {
 		return err
 	}
+	t := x.all("runs without the variable")
+	maps.Copy(t, away)
+	x.tell(r, Release, x.keep(t))
 	return x.closed(ctx, r, x.roll(r))
 }
 

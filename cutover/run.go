@@ -29,10 +29,12 @@ type Procedure interface {
 	Settle(ctx context.Context, r *Run) error
 }
 
-// Steps of the whole fleet in the journal: a barrier passed, the way back taken.
+// Steps of the whole fleet in the journal: a barrier passed, the way back taken, the
+// operation given up beyond its point of no return.
 const (
 	stepBarrier = "fleet/"
 	stepBack    = "fleet/back"
+	stepClosing = "fleet/closing"
 )
 
 // Run is a cut-over under way. Its Runner has the steps, the journal, the fleet
@@ -62,6 +64,18 @@ func (r *Run) barrierOf(ctx context.Context, phase PhaseName) Tally {
 
 // Returning says whether the operation is on its way back.
 func (r *Run) Returning(ctx context.Context) bool { return r.Result(ctx, stepBack) != nil }
+
+// Closing says whether the operation is being closed as it stands, and why.
+func (r *Run) Closing(ctx context.Context) (why string, begun bool) {
+	raw := r.Result(ctx, stepClosing)
+	var noted struct {
+		Why string `json:"why"`
+	}
+	if raw != nil && json.Unmarshal(raw, &noted) != nil {
+		noted.Why = "not readable"
+	}
+	return noted.Why, raw != nil
+}
 
 // Forward takes the operation through the phases that are not behind it.
 func (r *Run) Forward(ctx context.Context, p Procedure) error {

@@ -136,7 +136,12 @@ func (c *crew) failed(ctx context.Context, id string, err error) Standing {
 	if !s.Reached && !s.Gone {
 		return Standing{State: Missing, Text: err.Error()}
 	}
-	return Standing{State: Failed, Text: err.Error(), Down: !s.runs()}
+	text := err.Error()
+	var refused *host.Error // a host that says what is to be done about it
+	if errors.As(err, &refused) && refused.HintText != "" {
+		text += " (" + refused.HintText + ")"
+	}
+	return Standing{State: Failed, Text: text, Down: !s.runs()}
 }
 
 // ofAll says that an error of one host stops the whole operation.

@@ -166,8 +166,13 @@ func TestSuccessorThatCannotStartIsPutBack(t *testing.T) {
 		next := r.e.find(nodeName + "-next")
 		next.startErr, next.log = "port is already allocated", "last words\n"
 		res, err := r.w.Replace(r.ctx, replaceRequest(rep), nil)
-		if err != nil || res.Outcome != PutBack || !strings.Contains(res.Reason, "could not be started") || !slices.Equal(res.LastLines, []string{"last words"}) {
+		if err != nil || res.Outcome != PutBack || !strings.Contains(res.Reason, "could not be started: ") || !slices.Equal(res.LastLines, []string{"last words"}) {
 			t.Errorf("%+v %v", res, err)
+		}
+		for _, part := range []string{"port is already allocated", "systemctl restart docker"} { // what it is, and what to do about it
+			if !strings.Contains(res.Reason, part) {
+				t.Errorf("%q does not say %q", res.Reason, part)
+			}
 		}
 		r.settled(rep, "put back")
 		if down := res.StartedAt.Sub(res.StoppedAt); res.StoppedAt.IsZero() || down < 0 || down > 10*time.Second {

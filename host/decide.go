@@ -78,7 +78,7 @@ func decideForward(o observation, p progress) action {
 	case old.Exists && old.Policy.Name != "no":
 		return orTurn(p, stepOldNo, "the restart policy of the old container cannot be cleared")
 	case !next.runs() && p.fails[stepStartNext] > 0:
-		return turn("the successor could not be started")
+		return turn("%s", because(p, stepStartNext, "the successor could not be started"))
 	case !next.runs() && p.done[stepStartNext] > 0:
 		return turn("the successor ended at once with exit code %d", next.ExitCode)
 	case !next.runs() && p.intents[stepStartNext] >= maxStarts:
@@ -95,17 +95,25 @@ func decideForward(o observation, p progress) action {
 	return action{Step: stepEnd, Outcome: Replaced}
 }
 
+// because adds what a step was refused with, which is what an operator has to mend.
+func because(p progress, step, what string) string {
+	if why := p.why[step]; why != "" {
+		return what + ": " + why
+	}
+	return what
+}
+
 // orTurn does a step unless it was refused too often or does not hold.
 func orTurn(p progress, step, why string) action {
 	if p.fails[step] >= maxFails || p.intents[step] >= maxRepeats {
-		return turn("%s", why)
+		return turn("%s", because(p, step, why))
 	}
 	return action{Step: step}
 }
 
 func orStuck(p progress, step, why string) action {
 	if p.fails[step] >= maxFails || p.intents[step] >= 2*maxRepeats {
-		return stuck("%s", why)
+		return stuck("%s", because(p, step, why))
 	}
 	return action{Step: step}
 }

@@ -238,6 +238,10 @@ func classify(status int, msg string) (code, hint string) {
 	switch {
 	case has("no space left"):
 		return CodeNoSpace, "free space on the file system of the engine's data root"
+	case has("port is already allocated", "address already in use"):
+		// An engine that was killed leaves a docker-proxy that holds the port until the engine is started anew.
+		return CodeEngine, "docker ps -a and ss -ltnp on the host show who holds the port; where it is a docker-proxy that an engine " +
+			"left behind when it was killed, restart the engine: systemctl restart docker"
 	case has("unauthorized", "authentication required", "no basic auth", "denied") || status == http.StatusUnauthorized:
 		return CodeAuth, "log in on the host: docker login REGISTRY"
 	case status == http.StatusNotFound || has("manifest unknown", "not found: manifest"):

@@ -42,7 +42,7 @@ func (h *hostOps) bring(ctx context.Context, req StateRequest, log *txLog) (Cont
 		err = acted(log, stepStop, "", func() error { return h.eng.stop(ctx, id, stopTimeout(o, req.StopTimeoutSeconds)) })
 	case req.State == StateRunning && !runs:
 		if err = h.nobodyElse(ctx, dataDirOf(o).HostPath, id); err == nil {
-			err = acted(log, stepStart, "", func() error { return h.eng.start(ctx, id) })
+			err = acted(log, stepStart, "", func() error { return redacted(h.eng.start(ctx, id), o) })
 		}
 	case req.State != "" && req.State != StateStopped && req.State != StateRunning:
 		err = errorf(CodeBadRequest, "", "state %q is not one to ask for", req.State)
@@ -70,6 +70,14 @@ func (h *hostOps) brought(ctx context.Context, req StateRequest) (ContainerFacts
 		return ContainerFacts{}, errors.Join(err, ErrNotFound)
 	}
 	return *f, nil
+}
+
+// redacted is redact for a call that may have gone well: a runtime that refuses a start may quote what it was given.
+func redacted(err error, inspect object) error {
+	if err == nil {
+		return nil
+	}
+	return redact(err, inspect)
 }
 
 // acted does one act of the engine between its intent and its outcome.

@@ -83,7 +83,11 @@ func (d *driver) step(ctx context.Context, s TxSpec, step string, fails int) err
 		d.log.note(TxEntry{Step: step, State: TxDone, Text: text})
 	case isCode(err, CodeEngineAway): // observeUntil waits for the engine
 	default:
-		d.log.note(TxEntry{Step: step, State: TxFailed, Text: d.redacted(ctx, s, err)})
+		text = d.redacted(ctx, s, err)
+		if refused := (*Error)(nil); errors.As(err, &refused) && refused.HintText != "" {
+			text += " (" + refused.HintText + ")"
+		}
+		d.log.note(TxEntry{Step: step, State: TxFailed, Text: text})
 	}
 	return nil
 }
@@ -354,10 +358,31 @@ func (h *hostOps) beginReplace(ctx context.Context, req ReplaceRequest, log *txL
 	if err := h.nobodyElse(ctx, stage.DataPath, req.ExpectOldID, req.ExpectNextID); err != nil {
 		return nil, err
 	}
+	policy, err := h.ordinaryPolicy(old)
+	if err != nil {
+		return nil, err
+	}
 	return &TxSpec{OldID: req.ExpectOldID, NextID: req.ExpectNextID, Name: req.Container, NextName: req.NextName,
-		AsideName: req.AsideName, FailedName: req.FailedName, Policy: policyFrom(old), Timeout: stopTimeout(old, req.StopTimeoutSeconds),
+		AsideName: req.AsideName, FailedName: req.FailedName, Policy: policy, Timeout: stopTimeout(old, req.StopTimeoutSeconds),
 		DataPath: stage.DataPath, OldStarted: str(sub(old, "State"), "StartedAt"), Epoch: epoch, Hold: holdWhy(old, req.NoPutBack),
 		NextPolicy: req.NextPolicy}, nil
+}
+
+// ordinaryPolicy is the restart policy that a node's container has in ordinary times. One that a replace stopped for good and
+// held has `no` from that: a successor that took it over would not come back after the next crash.
+func (h *hostOps) ordinaryPolicy(old object) (Policy, error) {
+	policy := policyFrom(old)
+	if policy.Name != "no" {
+		return policy, nil
+	}
+	logs, err := h.cfg.allTx()
+	if err != nil {
+		return policy, err
+	}
+	if s := heldSpec(logs, str(old, "Id")); s != nil {
+		return s.Policy, nil
+	}
+	return policy, nil
 }
 
 // holdWhy says why a replace must not start its old container again.

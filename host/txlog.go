@@ -207,6 +207,7 @@ type progress struct {
 	intents map[string]int // since the transaction began, by step
 	fails   map[string]int // definite refusals since it began or turned
 	done    map[string]int
+	why     map[string]string // the last refusal, by step
 	// startOpen: a start of the successor was sent and nobody knows whether the
 	// engine will still do it; a stop that came after it closes that.
 	startOpen bool
@@ -223,7 +224,7 @@ func replay(entries []TxEntry) progress {
 		if e.Step == stepBegin && e.Spec != nil {
 			open := p.startOpen && p.spec.NextID == e.Spec.NextID
 			p = progress{spec: e.Spec, tx: e.Tx, back: e.Spec.Back, reason: e.Text, began: e.At, startOpen: open,
-				intents: map[string]int{}, fails: map[string]int{}, done: map[string]int{}}
+				intents: map[string]int{}, fails: map[string]int{}, done: map[string]int{}, why: map[string]string{}}
 			continue
 		}
 		if p.spec == nil {
@@ -248,6 +249,7 @@ func (p *progress) apply(e TxEntry) {
 		}
 	case e.State == TxFailed:
 		p.fails[e.Step]++
+		p.why[e.Step] = e.Text
 		if e.Step == stepStartNext {
 			p.startOpen = false
 		}

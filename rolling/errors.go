@@ -1,9 +1,11 @@
 package rolling
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
+	"github.com/qnetops/qnetops/host"
 	"github.com/qnetops/qnetops/observe"
 )
 
@@ -79,7 +81,12 @@ func (e *StoppedError) Hint() string {
 	if e.Next != "" {
 		return e.Next
 	}
-	return fmt.Sprintf("qnetops status shows the fleet; qnetops resume %s goes on, qnetops abort %s puts the node in flight back", e.Operation, e.Operation)
+	next := fmt.Sprintf("qnetops status shows the fleet; qnetops resume %s goes on, qnetops abort %s puts the node in flight back", e.Operation, e.Operation)
+	var refused *host.Error // a host that says what is to be done about it
+	if errors.As(e.Err, &refused) && refused.HintText != "" {
+		return refused.HintText + "; " + next
+	}
+	return next
 }
 
 // InDoubtError says that what happened on a host cannot be told from here.

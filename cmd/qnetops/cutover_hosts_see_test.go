@@ -154,28 +154,36 @@ func (c inspected) oneShot() (names []string) {
 	return names
 }
 
-// nodes asks the docker program of a host for every container, running or not, that has the node's data.
+// nodes is nodesOf for a host that answers.
 func (f *realFleet) nodes(id string) []inspected {
 	f.t.Helper()
-	list, err := f.Exec(f.t.Context(), id, "docker", "ps", "-aq", "--no-trunc")
+	all, err := f.nodesOf(id)
 	if err != nil {
 		f.t.Fatalf("host %s: %v", id, err)
 	}
+	return all
+}
+
+// nodesOf asks the docker program of a host for every container, running or not, that has the node's data.
+func (f *realFleet) nodesOf(id string) (all []inspected, err error) {
+	list, err := f.Exec(f.t.Context(), id, "docker", "ps", "-aq", "--no-trunc")
+	if err != nil {
+		return nil, err
+	}
 	ids := strings.Fields(string(list))
 	if len(ids) == 0 {
-		return nil
+		return nil, nil
 	}
 	raw, err := f.Exec(f.t.Context(), id, append([]string{"docker", "inspect"}, ids...)...)
 	if err != nil {
-		f.t.Fatalf("host %s: docker inspect: %v", id, err)
+		return nil, fmt.Errorf("docker inspect: %w", err)
 	}
-	var all []inspected
 	if err := json.Unmarshal(raw, &all); err != nil {
-		f.t.Fatalf("host %s: docker inspect: %v", id, err)
+		return nil, fmt.Errorf("docker inspect: %w", err)
 	}
 	return slices.DeleteFunc(all, func(c inspected) bool {
 		return !slices.ContainsFunc(c.Mounts, func(m struct{ Destination string }) bool { return m.Destination == "/app/data" })
-	})
+	}), nil
 }
 
 func (f *realFleet) ids() (ids []string) {

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -186,27 +187,31 @@ func (f *realFleet) rollbacksAndDecrees() {
 		args := append([]string{"decree", "submit", "--seq", "2", "--target", fmt.Sprint(target), "--yes", "-v"}, hurry...)
 		was := f.starts()
 		_, code := f.follow(f.command(args...), marks{"001  decree    done": killTool})
-		f.anew(was)
+		f.again(f.anew(was))
 		f.heal(nil)
 		f.through(code)
 		f.whole(buildV1, f.ids()...)
 	})
 }
 
-// starts is when the node of each host was started.
+// starts is when the node of each host that answers was started.
 func (f *realFleet) starts() map[string]string {
 	out := map[string]string{}
 	for _, id := range f.ids() {
-		for _, c := range f.nodes(id) {
+		all, err := f.nodesOf(id)
+		if err != nil {
+			continue
+		}
+		for _, c := range all {
 			out[id] = c.State.StartedAt
 		}
 	}
 	return out
 }
 
-// anew waits until every node has started anew since a decree: the votes that were held back would certify what it prunes.
-func (f *realFleet) anew(was map[string]string) {
-	f.t.Helper()
+// anew waits until every node has started anew since a decree: the votes that were held back would certify what it prunes. A
+// host that does not answer has no node that could vote.
+func (f *realFleet) anew(was map[string]string) error {
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
 		same := 0
 		for id, at := range f.starts() {
@@ -215,10 +220,10 @@ func (f *realFleet) anew(was map[string]string) {
 			}
 		}
 		if same == 0 {
-			return
+			return nil
 		}
 	}
-	f.t.Fatal("the decree did not make every node start anew")
+	return errors.New("the decree did not make every node start anew")
 }
 
 // restartFiles is one operator's folder on the way to a restart.

@@ -67,9 +67,12 @@ func longCuts() []longCut {
 				target := f.stall(true)
 				was := f.starts()
 				return append([]string{"decree", "submit", "--seq", "1", "--target", fmt.Sprint(target)}, hurry...),
-					marks{"001  decree    done": func(*exec.Cmd) {
+					marks{phase("go", "done"): func(*exec.Cmd) {
+						healed := make(chan struct{})
+						f.t.Cleanup(func() { <-healed })
 						go func() { // what is printed is not to wait for it
-							f.anew(was)
+							defer close(healed)
+							f.again(f.anew(was))
 							f.heal(nil)
 						}()
 					}}
@@ -200,7 +203,7 @@ func (f *realFleet) troubled(c longCut, trouble string) {
 	if trouble == "one host dead" {
 		f.again(f.Reboot(ctx, "004")) // its power is back
 	}
-	f.onwards(line, out, code, at)
+	f.onwards(c, line, out, code, at)
 	c.end(f, f.command)
 }
 
@@ -218,8 +221,11 @@ var operationNamed = regexp.MustCompile(`operation (\S+) \(after a crash`)
 // stoppedInBoot is what is said of a node that was alone when its host came back: it could not come up, and was not flushed.
 const stoppedInBoot = "qnetops abort starts all nodes again"
 
+// engineAnew is what is said where an engine that was killed left a process behind that holds the node's port.
+const engineAnew = "restart the engine: systemctl restart docker"
+
 // onwards does what was named last until the cut-over is done: it is resumed, or taken back and begun once more.
-func (f *realFleet) onwards(line []string, out string, code int, at marks) {
+func (f *realFleet) onwards(c longCut, line []string, out string, code int, at marks) {
 	f.t.Helper()
 	for try := 0; code != exitDone; try++ {
 		if try == 6 {
@@ -227,6 +233,9 @@ func (f *realFleet) onwards(line []string, out string, code int, at marks) {
 		}
 		time.Sleep(3 * time.Second)
 		next := []string{"resume", f.newest(), "-v"}
+		if strings.Contains(out, engineAnew) {
+			f.again(f.RestartEngine(f.t.Context(), c.host))
+		}
 		if strings.Contains(out, stoppedInBoot) {
 			f.must(0, "abort", f.newest())
 			next = flagged(line)

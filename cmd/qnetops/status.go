@@ -6,6 +6,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -37,23 +38,33 @@ func statusCommand(s streams) *cli.Command {
 
 func runStatus(c *cli.Context, s streams, g globals) error {
 	defer sparing(s)()
-	_, f, err := openFleet(c.Context, s, g)
+	inv, f, err := openFleet(c.Context, s, g)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
+	var (
+		open    []unfinished
+		unknown error
+		journal sync.WaitGroup
+	)
+	journal.Go(func() { open, unknown = openOperations(c.Context, g, inv.Name) })
 	view, err := observe.Observe(c.Context, f, observe.Options{})
+	journal.Wait()
 	if err != nil {
 		return err
 	}
 	shown := chosen(view, g)
 	if g.json {
-		err = printJSON(s.out, shown.Document())
-	} else {
-		err = printStatus(s.out, shown, g.verbose)
+		err = printJSON(s.out, statusDocument{shown.Document(), open})
+	} else if err = printStatus(s.out, shown, g.verbose); err == nil {
+		printOpen(s.out, open)
 	}
 	if err != nil {
 		return err
+	}
+	if unknown != nil {
+		fmt.Fprintf(s.err, "note: whether an operation is unfinished is not known: %v\n", unknown)
 	}
 	if c.Bool("check") && view.Verdict != observe.Healthy {
 		return &refusal{text: fmt.Sprintf("fleet %s is %s", view.Fleet, view.Verdict), hint: "RUNBOOK.md, exit code 3; qnetops hosts check looks at the hosts themselves"}
