@@ -36,8 +36,9 @@ func (t Tally) finish(id, format string, args ...any) {
 }
 
 // Judge says who keeps a phase from being over: every host that has not finished
-// it, by id. With the waiver `members` a host that cannot be seen, or whose node
-// is down, holds nobody up; one that runs and has not finished always does.
+// it, by id. With the waiver `members` a host that cannot be seen, or that failed
+// and whose node is down, holds nobody up; one that runs and has not finished always
+// does, and so does one that is only waited for.
 func Judge(hosts []string, t Tally, membersWaived bool) []string {
 	var out []string
 	for _, id := range hosts {
@@ -45,7 +46,7 @@ func Judge(hosts []string, t Tally, membersWaived bool) []string {
 		switch {
 		case !known:
 			out = append(out, id+": not looked at")
-		case s.State == Finished, s.State == Apart, membersWaived && (s.State == Missing || s.Down):
+		case s.State == Finished, s.State == Apart, membersWaived && (s.State == Missing || s.State == Failed && s.Down):
 		default:
 			out = append(out, fmt.Sprintf("%s: %s: %s", id, s.State, s.Text))
 		}

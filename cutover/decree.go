@@ -113,6 +113,9 @@ func (d *decree) note(ctx context.Context, r *Run) (Tally, error) {
 			t[id] = Standing{State: Missing, Text: s.Why}
 		case !s.runs():
 			t[id] = Standing{State: Failed, Down: true, Text: "it does not run"}
+		case !comesBack(s.Policy):
+			t[id] = Standing{State: Failed, Text: "restart policy " + s.Policy + ": it would exit and not be started again (docker update " +
+				"--restart always)"}
 		default:
 			all[id] = before{Container: s.Container, Started: s.Started, Height: s.Height}
 			t.finish(id, "runs, restart policy %s", s.Policy)
@@ -167,6 +170,10 @@ func (d *decree) post(ctx context.Context, r *Run) error {
 		return answer, nil
 	})
 	switch {
+	case answer.Refused != "" && r.Again:
+		return &rolling.StoppedError{Operation: r.Op.ID(), Node: p.Via, Reason: fmt.Sprintf("it refuses decree %d: %s%s", p.Seq,
+			answer.Refused, meaning(answer.Refused)),
+			Next: fmt.Sprintf("nothing has happened: qnetops abort %s ends it, then submit what the node asks for", r.Op.ID())}
 	case answer.Refused != "":
 		return &rolling.RefusedError{Checks: []observe.Check{{Name: "decree", Verdict: observe.Fail,
 			Reason: fmt.Sprintf("the node of host %s refuses decree %d: %s%s", p.Via, p.Seq, answer.Refused, meaning(answer.Refused))}}}
@@ -214,7 +221,9 @@ func (d *decree) settle(ctx context.Context, r *Run) error {
 			return err
 		}
 		if state == journal.StepInDoubt {
-			return &rolling.InDoubtError{Operation: r.Op.ID(), Node: d.plan.Decree.Via, Reason: "whether the decree was taken: " + text}
+			return &rolling.InDoubtError{Operation: r.Op.ID(), Node: d.plan.Decree.Via, Reason: "whether the decree was taken: " + text +
+				fmt.Sprintf("; whoever has looked at the nodes' logs says so: qnetops resume %s --waive decree_taken=REASON, or --waive "+
+					"decree_not_taken=REASON", r.Op.ID())}
 		}
 		if err := r.Op.Settle(context.WithoutCancel(ctx), s.ID, state, "looked: "+text,
 			host.DecreeAnswer{Accepted: state == journal.StepDone}); err != nil {
@@ -226,8 +235,15 @@ func (d *decree) settle(ctx context.Context, r *Run) error {
 	return nil
 }
 
-// look waits until the nodes show whether they took the decree.
+// look waits until the nodes show whether they took the decree. Where they cannot, a
+// person who has looked has the last word.
 func (d *decree) look(ctx context.Context, r *Run) (state journal.StepState, text string, err error) {
+	if why, said := waived("decree_taken", r.Waivers); said && r.Again {
+		return journal.StepDone, "taken, by the operator's word: " + why, nil
+	}
+	if why, said := waived("decree_not_taken", r.Waivers); said && r.Again {
+		return journal.StepFailed, "not taken, by the operator's word: " + why, nil
+	}
 	was, block := d.before(ctx, r), d.fleet.Inventory().Block
 	err = repeat(ctx, max(block, leastPoll), max(decreeBlocks*block, leastDecree), func(late bool) (bool, error) {
 		state, text = judgeDoubt(was, lookAll(ctx, d.fleet, slices.Sorted(maps.Keys(was))), late)

@@ -257,6 +257,9 @@ func checkSeq(seq uint64, last *uint64) observe.Check {
 	return c
 }
 
+// comesBack says whether the engine starts a node again that has exited by itself.
+func comesBack(policy string) bool { return policy == "always" || policy == "unless-stopped" }
+
 // checkComesBack asks that every node is started again when it exits.
 func checkComesBack(p Plan, sights map[string]sight) []observe.Check {
 	var out []observe.Check
@@ -269,7 +272,7 @@ func checkComesBack(p Plan, sights map[string]sight) []observe.Check {
 		case !s.runs():
 			c.Verdict, c.Reason = observe.Fail, fmt.Sprintf("%s is %s: it would not take the decree; start it, or leave it out by "+
 				"name with --skip %s", id, s.State, id)
-		case s.Policy != "always" && s.Policy != "unless-stopped":
+		case !comesBack(s.Policy):
 			c.Verdict, c.Reason = observe.Fail, fmt.Sprintf("%s: restart policy %s: the node exits to start anew, and nothing would "+
 				"start it again (docker update --restart always)", id, s.Policy)
 		}

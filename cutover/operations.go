@@ -191,6 +191,11 @@ func isOut(ctx context.Context, r *Run, proc kept) bool {
 	return ok && p.accepted(ctx, r)
 }
 
+// stopsBegun says whether a node was ever stopped by this operation.
+func stopsBegun(ctx context.Context, r *Run) bool {
+	return slices.ContainsFunc(r.Plan.Hosts, func(id string) bool { return stepBegun(ctx, r, id, string(actStop)) })
+}
+
 // untouched is the cause of a run that failed before any node was stopped and that
 // there is no use in resuming; nil otherwise.
 func untouched(ctx context.Context, r *Run, err error) error {
@@ -200,7 +205,7 @@ func untouched(ctx context.Context, r *Run, err error) error {
 		doubt   *rolling.InDoubtError
 	)
 	switch {
-	case err == nil, ctx.Err() != nil, r.Touched(ctx):
+	case err == nil, ctx.Err() != nil, r.Touched(ctx), stopsBegun(ctx, r):
 		return nil
 	case errors.As(err, &late):
 		return late
@@ -357,7 +362,7 @@ func (o *Operations) goOn(ctx context.Context, id string, fn going) (Document, e
 		proc, err = o.procedure(plan)
 		return err
 	}, func(ctx context.Context, s *rolling.Session) error {
-		r := &Run{Runner: s.Runner(rolling.Plan{}), Session: s, Plan: plan}
+		r := &Run{Runner: s.Runner(rolling.Plan{}), Session: s, Plan: plan, Again: true}
 		if err := proc.Settle(ctx, r); err != nil {
 			return r.end(ctx, err)
 		}

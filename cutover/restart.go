@@ -111,7 +111,7 @@ func (x *restarting) start(ctx context.Context, r *Run) (Tally, error) {
 	}
 	for _, batch := range [][]string{archive, first, later} {
 		var err error
-		if t, err = x.each(ctx, batch, t, func(ctx context.Context, id string) (Standing, error) {
+		if t, err = x.change(ctx, r, batch, t, func(ctx context.Context, id string) (Standing, error) {
 			return x.startOne(ctx, r, id)
 		}); err != nil {
 			return t, err
@@ -120,7 +120,7 @@ func (x *restarting) start(ctx context.Context, r *Run) (Tally, error) {
 			return x.waiting(t, "waits for the archive host "+archive[0]), nil
 		}
 	}
-	return x.apart(t), r.Lease.Check(ctx)
+	return x.apart(t), nil
 }
 
 // waiting fills in the hosts that were not come to.
@@ -140,8 +140,8 @@ func (x *restarting) startOne(ctx context.Context, r *Run, id string) (Standing,
 	runner := x.rollOf(r, id)
 	n := runner.Plan.Node(id)
 	if p.joins(id) && !runner.Swapped(ctx, *n) {
-		if why := x.serves(ctx, p.Archive); why != "" {
-			return Standing{State: Waiting, Down: true, Text: "is not started: " + why}, nil
+		if why := x.served(ctx, bootBlocks, p.Archive); why != "" {
+			return Standing{State: Waiting, Down: true, Text: "is not started: " + why}, ctx.Err()
 		}
 	}
 	if err := runner.SwapIn(ctx, *n); err != nil {
@@ -268,9 +268,9 @@ func (x *restarting) Undo(ctx context.Context, r *Run, phase PhaseName) error {
 	case Data:
 		return x.dataBack(ctx, r)
 	case Hold:
-		return x.startAgain(ctx, r, x.plan.Restart.Roll)
+		return x.startAgain(ctx, r, x.plan.Restart.Roll, x.displaced(ctx, r))
 	case Prepare:
-		return x.roll(r).DiscardAll(ctx)
+		return x.discard(ctx, r, x.roll(r))
 	}
 	return nil
 }
@@ -314,9 +314,15 @@ func (x *restarting) Settle(ctx context.Context, r *Run) error {
 // node by node. What was set aside of their data stays: the operator removes it
 // when nobody needs it any more.
 func (x *restarting) clear(ctx context.Context, r *Run) (Tally, error) {
-	here, away := x.here(ctx, r, Hold, Data, Go)
+	here, away := x.here(ctx, r, Hold, Data, Go, Verify)
 	runner := x.roll(r)
 	_, unsetting := x.unsetKnown(ctx, r) // then they are gone, and what is aside now is not of before the restart
+	for id, s := range away {
+		if seen := lookAt(ctx, x.fleet, id); seen.Reached && len(seen.OneShot) > 0 {
+			s.Text += "; its container still carries " + strings.Join(seen.OneShot, ", ")
+			away[id] = s
+		}
+	}
 	away, err := x.tidy(ctx, r, runner, away)
 	if err != nil {
 		return away, err

@@ -158,10 +158,23 @@ func (x *restarting) dataBack(ctx context.Context, r *Run) error {
 		})
 		return Standing{State: Finished}, err
 	})
-	if open := Judge(x.plan.Hosts, t, false); err == nil && len(open) > 0 {
-		err = r.Held(Data, open) // nothing is started while its data is not in its place
+	if open := x.open(r, t); err == nil && len(open) > 0 {
+		err = r.Held(Data, open)
 	}
 	return err
+}
+
+// displaced are the hosts whose data is not in its place: nothing is started on them,
+// it would begin a database of its own.
+func (x *restarting) displaced(ctx context.Context, r *Run) Tally {
+	out := Tally{}
+	for _, id := range x.plan.Hosts {
+		if x.plan.Restart.joins(id) && stepBegun(ctx, r, id, stepAside) && r.Result(ctx, id+"/"+stepBackData) == nil {
+			out[id] = Standing{State: Failed, Down: true, Text: "its data is still " + x.plan.Restart.host(id).Aside + " and was not put " +
+				"back: before its node is started, rename it to " + x.plan.Restart.host(id).DataPath}
+		}
+	}
+	return out
 }
 
 // unmoved refuses to start anything when what was left before the countdown is not
@@ -216,7 +229,7 @@ func (x *restarting) verify(ctx context.Context, r *Run) (Tally, error) {
 	if err != nil || len(x.open(r, t)) > 0 {
 		return t, err
 	}
-	return t, x.sealing(ctx, r, here)
+	return t, x.sealing(ctx, r, slices.DeleteFunc(here, func(id string) bool { return t[id].State != Finished }))
 }
 
 // sealing asks for what restart verify asks for, as far as own hosts can tell. The

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/qnetops/qnetops/host"
 	"github.com/qnetops/qnetops/restart"
@@ -57,7 +58,8 @@ func cleared(r *Run, id string) bool {
 func (x *restarting) lookNew(ctx context.Context, r *Run, id string) (RestartReading, *Standing, error) {
 	if l := latchOf(ctx, r, id); l.set() {
 		if !cleared(r, id) {
-			return RestartReading{}, &Standing{State: Failed, Down: true, Text: l.text(r, id)}, nil
+			s, err := x.keptDown(ctx, r, id, l)
+			return RestartReading{}, &s, err
 		}
 		if why, err := x.letGo(ctx, r, id, l); why != "" || err != nil {
 			return RestartReading{}, &Standing{State: Waiting, Down: true, Text: why}, err
@@ -65,26 +67,44 @@ func (x *restarting) lookNew(ctx context.Context, r *Run, id string) (RestartRea
 	}
 	if x.goesBack(ctx, r, id) {
 		if res, known := x.said(ctx, r, id); known && !res.ok() {
-			s, err := x.latch(ctx, r, id, latch{Refused: res.Text}, "stop the node that did not go back")
+			s, err := x.latch(ctx, r, id, latch{Refused: res.Text})
 			return RestartReading{}, &s, err
 		}
 	}
 	got := readRestartAt(ctx, x.fleet, id, x.plan.Restart.Values, shallow)
 	if got.wrongHash(x.plan.Restart.Values) {
-		s, err := x.latch(ctx, r, id, latch{Hash: got.HashK.String()}, "stop the node that shows another macroblock K")
+		s, err := x.latch(ctx, r, id, latch{Hash: got.HashK.String()})
 		return got, &s, err
 	}
 	return got, nil, nil
 }
 
 // latch stops a node for good: neither its engine nor a resume starts it before a
-// person has cleared it by name.
-func (x *restarting) latch(ctx context.Context, r *Run, id string, l latch, title string) (Standing, error) {
+// person has cleared it by name. It is journaled first: a node that has stopped does
+// not show any more what it was stopped for.
+func (x *restarting) latch(ctx context.Context, r *Run, id string, l latch) (Standing, error) {
+	if err := r.Record(ctx, id+"/"+stepLatched, "to be stopped for good: "+l.Hash+l.Refused, l); err != nil {
+		return Standing{}, err
+	}
+	return x.keptDown(ctx, r, id, l)
+}
+
+// keptDown sees that a latched node is stopped for good, and stops it where it runs.
+func (x *restarting) keptDown(ctx context.Context, r *Run, id string, l latch) (Standing, error) {
+	title := "stop the node that shows another macroblock K"
+	if l.Refused != "" {
+		title = "stop the node that did not go back"
+	}
 	if err := x.stop(ctx, r, *x.plan.Restart.Roll.Node(id), "", title); err != nil {
 		return Standing{}, err
 	}
-	err := r.Record(ctx, id+"/"+stepLatched, "stopped for good: "+l.Hash+l.Refused, l)
-	return Standing{State: Failed, Down: true, Text: l.text(r, id)}, err
+	switch s := lookAt(ctx, x.fleet, id); {
+	case !s.Reached:
+		return Standing{State: Missing, Text: "is to stay stopped, and cannot be seen: " + s.Why}, ctx.Err()
+	case s.runs():
+		return Standing{State: Failed, Text: "still runs, and must not: it " + l.text(r, id)}, ctx.Err()
+	}
+	return Standing{State: Failed, Down: true, Text: l.text(r, id)}, ctx.Err()
 }
 
 // letGo starts a latched node that was cleared by name. One that did not go back
@@ -174,14 +194,19 @@ func (x *restarting) trim(ctx context.Context, r *Run, here []string, t Tally) (
 
 // second says why no other host is shown to serve the state of K.
 func (x *restarting) second(ctx context.Context, here []string, id string) (why string) {
+	return x.served(ctx, joinBlocks, slices.DeleteFunc(slices.Clone(here), func(other string) bool { return other == id })...)
+}
+
+// served waits so many block times until one of the hosts is seen to serve; "" where
+// one does. A host that is busy answers the next time.
+func (x *restarting) served(ctx context.Context, blocks time.Duration, by ...string) (why string) {
+	if len(by) == 0 {
+		return "no other host takes part"
+	}
 	block := x.fleet.Inventory().Block
-	err := repeat(ctx, max(block, leastPoll), max(joinBlocks*block, leastQuiet), func(bool) (bool, error) {
-		why = "no other host takes part"
-		for _, other := range here {
-			if other == id {
-				continue
-			}
-			if why = x.serves(ctx, other); why == "" {
+	err := repeat(ctx, max(block, leastPoll), max(blocks*block, leastQuiet), func(bool) (bool, error) {
+		for _, id := range by {
+			if why = x.serves(ctx, id); why == "" {
 				return true, nil
 			}
 		}

@@ -146,11 +146,13 @@ func eligibleOf(ctx context.Context, n *node.Client, index uint64) ([]string, bo
 }
 
 // compareSealed fills in the hash of the newest macroblock that all nodes which
-// answer have sealed, and says which that is; 0: none.
-func compareSealed(ctx context.Context, f *fleet.Fleet, readings []RestartReading) uint64 {
+// have sealed above K share, and says which that is; 0: none. One that has not got
+// above K shows nothing of the new chain: compared with it, at K, a fork above K
+// would pass.
+func compareSealed(ctx context.Context, f *fleet.Fleet, readings []RestartReading, k uint64) uint64 {
 	common := uint64(0)
 	for _, r := range readings {
-		if r.Sealed != nil && (common == 0 || *r.Sealed < common) {
+		if r.Sealed != nil && *r.Sealed > k && (common == 0 || *r.Sealed < common) {
 			common = *r.Sealed
 		}
 	}
@@ -163,7 +165,7 @@ func compareSealed(ctx context.Context, f *fleet.Fleet, readings []RestartReadin
 	}
 	rolling.Each(ctx, ids, func(ctx context.Context, id string) {
 		i := slices.Index(ids, id)
-		if readings[i].Sealed != nil {
+		if s := readings[i].Sealed; s != nil && *s >= common {
 			readings[i].Common = hashOn(ctx, f, id, common) // each fills in its own
 		}
 	})

@@ -70,7 +70,7 @@ func VerifyRestart(ctx context.Context, f *fleet.Fleet, ids []string, v RestartV
 	if err := ctx.Err(); err != nil {
 		return RestartVerify{}, err
 	}
-	common := compareSealed(ctx, f, after)
+	common := compareSealed(ctx, f, after, v.K())
 	told := tell(ctx, f, ids, docs)
 	return verdictOf(v, operator, before, after, common, told), ctx.Err()
 }

@@ -108,8 +108,11 @@ func (x *rollback) startOne(ctx context.Context, r *Run, runner *rolling.Runner,
 	}
 	s := lookAt(ctx, x.fleet, id)
 	if s.Reached && !s.runs() {
-		// A successor that ended is started again: the fleet has not gone on yet, so
-		// that it goes back a second time takes nothing.
+		// One that never came up is started again: that it goes back a second time takes
+		// nothing. One that was up may have signed what it would drop then.
+		if why := x.wasUp(ctx, r, id, s); why != "" {
+			return Standing{State: Failed, Down: true, Text: why}, nil
+		}
 		req := host.StateRequest{Container: p.Container, ExpectID: s.Container, State: host.StateRunning}
 		if err := bring(ctx, r, id, string(actStart), "start the successor again", req); err != nil {
 			return Standing{}, err
@@ -123,6 +126,20 @@ func (x *rollback) startOne(ctx context.Context, r *Run, runner *rolling.Runner,
 		return Standing{State: Failed, Text: fmt.Sprintf("its successor ended with exit code %d", s.ExitCode), Down: true}, nil
 	}
 	return Standing{State: Finished, Text: "its successor runs"}, nil
+}
+
+// wasUp says why a successor that ended must not be started with the variable again;
+// "" where it never came up.
+func (x *rollback) wasUp(ctx context.Context, r *Run, id string, s sight) string {
+	text := fmt.Sprintf("its successor ended with exit code %d", s.ExitCode)
+	switch lines, err := runLines(ctx, x.fleet, id, s.Since); {
+	case err != nil:
+		return fmt.Sprintf("%s, and its log, which tells whether it may be started again, cannot be read: %v", text, err)
+	case slices.ContainsFunc(lines, node.BringupComplete):
+		return fmt.Sprintf("%s after it had come up: with the variable it would go back once more, below what it has signed since. "+
+			"qnetops resume %s --waive members=REASON goes on; in the end it is started without the variable", text, r.Op.ID())
+	}
+	return ""
 }
 
 // verify reads what each node did, and then sees the chain go on.
@@ -200,20 +217,37 @@ func judgeBack(target *uint64, s sight, lines []node.LogLine, unread error, late
 const leftAlone = "took no part and is left as it stands: before it is started, its own blocks above the target must go: " +
 	"qnetops rollback of it alone, the others left out with --skip"
 
+// leftOut are the hosts that the end of a rollback leaves as they stand: those on
+// their old container that took no part, and those that were passed by and cannot be
+// reached. One whose successor was started has it taken away, up or down.
+func (x *rollback) leftOut(ctx context.Context, r *Run) (Tally, error) {
+	out, passed := Tally{}, passedBy(ctx, r, Hold, Go, Verify)
+	for id, s := range lookAll(ctx, x.fleet, x.plan.Hosts) {
+		_, gone := passed[id]
+		old := x.plan.Rollback.Roll.Node(id)
+		switch {
+		case !s.Reached && (gone || membersWaived(r)):
+			out[id] = Standing{State: Missing, Text: "cannot be reached: " + s.Why + "; where it was started with the variable it carries " +
+				"it still, and qnetops status names that once it is back"}
+		case s.Reached && old != nil && s.Container == old.ContainerID && (gone || !s.runs()) && !stepBegun(ctx, r, id, "putback"):
+			out[id] = Standing{State: Missing, Down: !s.runs(), Text: leftAlone}
+		}
+	}
+	return out, ctx.Err()
+}
+
 // disarm puts the containers without the variable back, one by one, and gives the
 // restart policies back. A node that is down goes first: it costs no vote.
 func (x *rollback) disarm(ctx context.Context, r *Run) (Tally, error) {
-	here, away := x.here(ctx, r, Hold, Go)
+	away, err := x.leftOut(ctx, r)
+	if err != nil {
+		return away, err
+	}
 	if err := x.putBack(ctx, r, away, false); err != nil {
 		return away, err
 	}
-	t := Tally{}
-	for id := range away {
-		t[id] = Standing{State: Missing, Text: leftAlone}
-	}
-	for _, id := range here {
-		t.finish(id, "runs without the variable")
-	}
+	t := x.all("runs without the variable")
+	maps.Copy(t, away)
 	if err := x.policies(ctx, r, away); err != nil {
 		return t, err
 	}
@@ -300,9 +334,9 @@ func (x *rollback) policyBack(ctx context.Context, r *Run, p rolling.NodePlan) e
 func (x *rollback) Undo(ctx context.Context, r *Run, phase PhaseName) error {
 	switch phase {
 	case Prepare:
-		return x.roll(r).DiscardAll(ctx)
+		return x.discard(ctx, r, x.roll(r))
 	case Hold:
-		return x.startAgain(ctx, r, x.plan.Rollback.Roll)
+		return x.startAgain(ctx, r, x.plan.Rollback.Roll, nil)
 	}
 	return nil
 }
@@ -328,14 +362,9 @@ func (x *rollback) Returnable(ctx context.Context, r *Run) error {
 // down on its old container stays so: started, it would bring the blocks back that
 // the others have dropped.
 func (x *rollback) Close(ctx context.Context, r *Run) error {
-	away := passedBy(ctx, r, Hold, Go)
-	for id, s := range lookAll(ctx, x.fleet, x.plan.Hosts) {
-		if s.Reached && !s.runs() && s.Container == x.plan.Rollback.Roll.Node(id).ContainerID && !stepBegun(ctx, r, id, "putback") {
-			away[id] = Standing{State: Missing, Down: true, Text: leftAlone}
-		}
-	}
-	if ctx.Err() != nil {
-		return ctx.Err()
+	away, err := x.leftOut(ctx, r)
+	if err != nil {
+		return err
 	}
 	if err := x.putBack(ctx, r, away, true); err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -82,7 +83,7 @@ func (w *chainWatch) run(ctx context.Context, r *Run, ids []string, after string
 	if err != nil {
 		return err
 	}
-	if err := w.forked(ctx, r); err != nil {
+	if err := w.forked(ctx, r, ids); err != nil {
 		return err
 	}
 	block := w.fleet.Inventory().Block
@@ -106,7 +107,7 @@ func (w *chainWatch) run(ctx context.Context, r *Run, ids []string, after string
 		r.Say(rolling.Event{Kind: rolling.KindWait, Name: "chain", State: string(state), Text: c.Text})
 		switch c.Verdict {
 		case ChainSealing:
-			return w.forked(ctx, r)
+			return w.forked(ctx, r, ids)
 		case ChainWaiting:
 		default:
 			return w.stuck(ctx, r, ids, c, after)
@@ -117,10 +118,13 @@ func (w *chainWatch) run(ctx context.Context, r *Run, ids []string, after string
 	}
 }
 
-// forked compares the tips of all nodes.
-func (w *chainWatch) forked(ctx context.Context, r *Run) error {
+// forked compares the tips of the nodes that take part: one that was left on the old
+// side differs, and is no reason to hold the others.
+func (w *chainWatch) forked(ctx context.Context, r *Run, ids []string) error {
 	view, err := observe.Observe(ctx, w.fleet, observe.Options{})
-	if err != nil || view.Verdict != observe.Fork {
+	if err != nil || !slices.ContainsFunc(view.Nodes, func(n observe.NodeView) bool {
+		return n.Verdict == observe.Fork && slices.Contains(ids, n.ID)
+	}) {
 		return err
 	}
 	return &rolling.StoppedError{Operation: r.Op.ID(), Reason: fmt.Sprintf("the nodes hold different blocks: %v", view.Reasons),

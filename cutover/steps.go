@@ -76,9 +76,12 @@ func passedBy(ctx context.Context, r *Run, phases ...PhaseName) Tally {
 // open says who keeps the phase from being over.
 func (c *crew) open(r *Run, t Tally) []string { return Judge(c.plan.Hosts, t, membersWaived(r)) }
 
+// membersWaived says that a person who has seen how the operation holds lets hosts
+// go that are lost. The waiver of a plan is none: that was for members whom nobody
+// here can look at, and would let an own host go on with blocks that the others drop.
 func membersWaived(r *Run) bool {
-	_, ok := r.Waived("members")
-	return ok
+	_, ok := waived("members", r.Waivers)
+	return ok && r.Again
 }
 
 // work is done on one host, by its id; after is asked about one that has stopped.
@@ -371,9 +374,12 @@ func judgeStopped(s sight, ours bool) Standing {
 }
 
 // startAgain starts the nodes that stopAll stopped as they were, all together; one
-// that was down before stays down.
-func (c *crew) startAgain(ctx context.Context, r *Run, roll rolling.Plan) error {
+// that was down before stays down, and so does one that is named in not.
+func (c *crew) startAgain(ctx context.Context, r *Run, roll rolling.Plan, not Tally) error {
 	t, err := c.each(ctx, c.plan.Hosts, Tally{}, func(ctx context.Context, id string) (Standing, error) {
+		if s, stays := not[id]; stays {
+			return s, nil
+		}
 		p := roll.Node(id)
 		stopped, policy := stepBegun(ctx, r, id, string(actStop)), stepBegun(ctx, r, id, string(actNo))
 		if p == nil || !stopped && !policy {
@@ -391,8 +397,23 @@ func (c *crew) startAgain(ctx context.Context, r *Run, roll rolling.Plan) error 
 		}
 		return Standing{State: Finished, Text: "runs as it was"}, nil
 	})
-	if open := Judge(c.plan.Hosts, t, false); err == nil && len(open) > 0 {
+	if open := c.open(r, t); err == nil && len(open) > 0 {
 		err = r.Held(Hold, open)
+	}
+	return err
+}
+
+// discard removes the successors that were staged and not started.
+func (c *crew) discard(ctx context.Context, r *Run, runner *rolling.Runner) error {
+	t, err := c.each(ctx, c.plan.Hosts, Tally{}, func(ctx context.Context, id string) (Standing, error) {
+		p := runner.Plan.Node(id)
+		if p == nil || p.Action != rolling.ActionReplace {
+			return Standing{State: Finished}, nil
+		}
+		return Standing{State: Finished}, runner.Discard(ctx, *p)
+	})
+	if open := c.open(r, t); err == nil && len(open) > 0 {
+		err = r.Held(Prepare, open)
 	}
 	return err
 }

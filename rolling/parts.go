@@ -47,9 +47,10 @@ func (r *Runner) stageAll(ctx context.Context, ids []string) (errs []error, diff
 }
 
 // DiscardAll removes every successor that was staged and not started.
-func (r *Runner) DiscardAll(ctx context.Context) error {
-	return r.all(ctx, func(ctx context.Context, p NodePlan) error { return r.clearStaged(ctx, p) })
-}
+func (r *Runner) DiscardAll(ctx context.Context) error { return r.all(ctx, r.Discard) }
+
+// Discard removes the successor of one node that was staged and not started.
+func (r *Runner) Discard(ctx context.Context, p NodePlan) error { return r.clearStaged(ctx, p) }
 
 // SwapIn puts the staged successor in the place of a stopped node, from wherever
 // the node stands; one that runs its successor already is left.

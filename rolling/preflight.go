@@ -21,16 +21,13 @@ const clockBound = time.Second
 // Waivable says whether a check may be overridden by name. Those that protect
 // data or the fence may not.
 func Waivable(check string) bool {
-	switch check {
-	case "second_updater", "disk", "clock", "build_stamp", "producing", "fleet", "leftover", "one_shot", "members", "point_of_no_return", "latched":
-		return true
-	}
-	return false
+	return slices.Contains(WaivableChecks(), check)
 }
 
 // WaivableChecks lists the names for --waive.
 func WaivableChecks() []string {
-	return []string{"build_stamp", "clock", "disk", "fleet", "latched", "leftover", "members", "one_shot", "point_of_no_return", "producing", "second_updater"}
+	return []string{"build_stamp", "clock", "decree_not_taken", "decree_taken", "disk", "fleet", "latched", "leftover", "members", "one_shot",
+		"point_of_no_return", "producing", "second_updater"}
 }
 
 // Preflight lists what speaks for and against running the plan now. A check
