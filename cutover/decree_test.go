@@ -166,6 +166,65 @@ func TestDecreeInDoubt(t *testing.T) {
 	}
 }
 
+// TestDecreeSettledByWord: the answer is lost and one host is lost with it, so that looking never tells whether the decree was
+// taken. Whoever has read the logs says so; without that nothing is sent again.
+func TestDecreeSettledByWord(t *testing.T) {
+	for _, taken := range []bool{true, false} {
+		t.Run(map[bool]string{true: "taken", false: "not taken"}[taken], func(t *testing.T) {
+			inLab(t, 5, func(t *testing.T, w *world) {
+				target := w.unsealed(130)
+				tool := w.tool()
+				tool.emit = w.anew
+				handed := 0
+				w.lab.OnAgentRequest(func(id, method string) {
+					if method != "decree" {
+						return
+					}
+					if handed++; handed == 1 && !taken {
+						w.inject("004", "drop-ssh", "hold")
+						if err := w.lab.Kill(id, lab.KillBoth); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+				w.lab.OnAgentOutput(func(id string, line []byte) {
+					if taken && handed == 1 && strings.Contains(string(line), `"accepted":true`) {
+						for _, other := range []string{"002", "003", "004", "005"} { // they have not started anew yet
+							w.inject(other, "drop-ssh", "hold")
+						}
+						tool.kill()
+					}
+				})
+				doc, err := tool.decree(cutover.DecreeAsk{Ask: tool.ask(needed), Seq: 1, Target: target, Sigs: tool.endorse(1, target)})
+				if taken {
+					tool.exit()
+					tool = w.tool()
+					doc, err = tool.ops().Resume(tool.ctx, tool.unfinished())
+				}
+				var doubt *rolling.InDoubtError
+				if !errors.As(err, &doubt) || !strings.Contains(err.Error(), "decree_taken=REASON") {
+					t.Fatalf("%+v %v", doc, err)
+				}
+				w.Clear("", "drop-ssh")
+				word := "decree_taken"
+				if !taken {
+					word = "decree_not_taken"
+				}
+				tool.exit()
+				tool = w.tool()
+				tool.emit = w.anew
+				doc, err = tool.ops(rolling.Waiver{Check: word, Reason: "the logs say so"}).Resume(tool.ctx, doc.Operation)
+				if err != nil || doc.Outcome != rolling.OutcomeDone || handed != map[bool]int{true: 1, false: 2}[taken] {
+					t.Fatalf("%+v %v, handed over %d times", doc, err, handed)
+				}
+				tool.exit()
+				w.unarmed(w.ids()...)
+				w.clean()
+			})
+		})
+	}
+}
+
 // TestDecreeAfterTheOperatorDied: killed at each barrier and resumed by another
 // process that has the store alone; the decree is handed over once.
 func TestDecreeAfterTheOperatorDied(t *testing.T) {

@@ -91,7 +91,7 @@ func TestMatrixDeadFromTheStart(t *testing.T) {
 // or passes it by where the kind has a threshold. When it is back, or passed by with
 // the waiver, the operation ends and finality is back.
 func TestMatrixDies(t *testing.T) {
-	matrix(t, []string{"back", "away"}, []string{"release/go/back", "rollback/hold/away", "decree/verify/back", "restart/go/away"}, many, func(s *scene, f field) {
+	matrix(t, []string{"back", "away"}, []string{"release/go/back", "rollback/verify/away", "decree/verify/back", "restart/go/away", "restart/verify/away"}, many, func(s *scene, f field) {
 		const victim = "003"
 		p := s.process()
 		died := false

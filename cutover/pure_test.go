@@ -100,18 +100,18 @@ func TestStopOf(t *testing.T) {
 }
 
 // TestJudge: a barrier names everybody who has not finished; the waiver passes by
-// who is away or down, and nobody who runs.
+// who is away or failed and is down, and nobody who runs or is only waited for.
 func TestJudge(t *testing.T) {
 	tally := Tally{"1": {State: Finished}, "2": {State: Missing, Text: "no route"}, "3": {State: Failed, Text: "crashed", Down: true},
-		"4": {State: Waiting, Text: "runs"}}
-	hosts := []string{"1", "2", "3", "4", "5"}
-	if got := strings.Join(Judge(hosts, tally, false), "; "); got != "2: missing: no route; 3: failed: crashed; 4: waiting: runs; 5: not looked at" {
+		"4": {State: Waiting, Text: "runs"}, "6": {State: Waiting, Text: "its turn comes", Down: true}}
+	hosts := []string{"1", "2", "3", "4", "5", "6"}
+	if got := strings.Join(Judge(hosts, tally, false), "; "); got != "2: missing: no route; 3: failed: crashed; 4: waiting: runs; 5: not looked at; 6: waiting: its turn comes" {
 		t.Error(got)
 	}
-	if got := strings.Join(Judge(hosts, tally, true), "; "); got != "4: waiting: runs; 5: not looked at" {
+	if got := strings.Join(Judge(hosts, tally, true), "; "); got != "4: waiting: runs; 5: not looked at; 6: waiting: its turn comes" {
 		t.Error(got)
 	}
-	if got := tally.String(); got != "1 of 4; 2 missing (no route), 3 failed (crashed), 4 waiting (runs)" {
+	if got := tally.String(); got != "1 of 5; 2 missing (no route), 3 failed (crashed), 4 waiting (runs), 6 waiting (its turn comes)" {
 		t.Error(got)
 	}
 }

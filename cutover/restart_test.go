@@ -388,6 +388,14 @@ func TestWrongHashIsLatched(t *testing.T) {
 			t.Fatalf("got %v", err)
 		}
 		down("after a resume")
+		// By another hand it runs again: a resume does not take its word for it that it is stopped.
+		if err := w.host("002").Engine().StartContainer(w.host("002").Spec().Container); err != nil {
+			t.Fatal(err)
+		}
+		if _, err = tool.ops(membersOf("go on without it")).Resume(tool.ctx, tool.op()); err == nil {
+			t.Fatal("the restart went on without its archive host")
+		}
+		down("started by hand")
 		// Cleared by name it is started and judged anew: it still shows the other one.
 		started := false
 		tool.emit = func(e rolling.Event) {

@@ -184,7 +184,7 @@ func (x *restarting) Close(ctx context.Context, r *Run) error {
 	sights := lookAll(ctx, x.fleet, on)
 	on = slices.DeleteFunc(on, func(id string) bool { // a node that is held is on its old container, which has no variable
 		s := sights[id]
-		return s.Reached && s.Container == x.plan.Restart.Roll.Node(id).ContainerID
+		return !s.Reached && membersWaived(r) || s.Reached && s.Container == x.plan.Restart.Roll.Node(id).ContainerID
 	})
 	if err := x.unset(ctx, r, on, true); err != nil {
 		return err

@@ -108,6 +108,23 @@ func said(by string, b byte) Told {
 	return Told{By: by, Index: 12, Hash: hashOfByte(b), Record: "aa", Own: &own}
 }
 
+func TestCommonSealed(t *testing.T) {
+	sealed := func(all ...uint64) (out []RestartReading) {
+		for _, s := range all {
+			out = append(out, RestartReading{Sealed: &s})
+		}
+		return append(out, RestartReading{}) // one that says nothing
+	}
+	for _, c := range []struct {
+		readings []RestartReading
+		want     uint64
+	}{{sealed(30, 28, 27), 27}, {sealed(40, 20, 41), 40}, {sealed(20, 19), 0}, {sealed(), 0}} {
+		if got := commonSealed(c.readings, 20); got != c.want { // compared at K or below, a fork above K would pass
+			t.Errorf("%d, want %d", got, c.want)
+		}
+	}
+}
+
 func TestOneNodeAloneIsNoChain(t *testing.T) {
 	v := testValues()
 	checks := JudgeRestart(v, nil, nil, 0, nil)

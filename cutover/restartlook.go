@@ -145,17 +145,22 @@ func eligibleOf(ctx context.Context, n *node.Client, index uint64) ([]string, bo
 	return out, true
 }
 
-// compareSealed fills in the hash of the newest macroblock that all nodes which
-// have sealed above K share, and says which that is; 0: none. One that has not got
-// above K shows nothing of the new chain: compared with it, at K, a fork above K
-// would pass.
-func compareSealed(ctx context.Context, f *fleet.Fleet, readings []RestartReading, k uint64) uint64 {
-	common := uint64(0)
+// commonSealed is the newest macroblock that all nodes which have sealed above K
+// share; 0: none. One that has not got above K shows nothing of the new chain: with
+// it the others would be compared at K, where a fork above K does not show.
+func commonSealed(readings []RestartReading, k uint64) (common uint64) {
 	for _, r := range readings {
 		if r.Sealed != nil && *r.Sealed > k && (common == 0 || *r.Sealed < common) {
 			common = *r.Sealed
 		}
 	}
+	return common
+}
+
+// compareSealed fills in the hashes of the newest common macroblock above K, and
+// says which that is; 0: none.
+func compareSealed(ctx context.Context, f *fleet.Fleet, readings []RestartReading, k uint64) uint64 {
+	common := commonSealed(readings, k)
 	if common == 0 {
 		return 0
 	}

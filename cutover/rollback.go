@@ -267,6 +267,11 @@ func (x *rollback) putBack(ctx context.Context, r *Run, away Tally, standing boo
 		return rank(sights[a.ID]) - rank(sights[b.ID])
 	})
 	runner.Plan = plan
+	if standing { // those that are left as they stand answer nobody
+		for _, p := range plan.Nodes {
+			runner.Closing = append(runner.Closing, p.ID)
+		}
+	}
 	runner.Back = func(ctx context.Context, p rolling.NodePlan) error {
 		if p.Policy == nil {
 			return nil

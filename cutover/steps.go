@@ -392,8 +392,11 @@ func (c *crew) startAgain(ctx context.Context, r *Run, roll rolling.Plan, not Ta
 		if err := bring(ctx, r, id, string(actStart), "start the node as it was", req); err != nil {
 			return Standing{}, err
 		}
-		if s := lookAt(ctx, c.fleet, id); stopped && !(s.Reached && s.runs()) {
-			return Standing{State: Failed, Text: "does not run again " + s.Why}, nil
+		switch s := lookAt(ctx, c.fleet, id); {
+		case stopped && !s.Reached:
+			return Standing{State: Missing, Text: s.Why}, nil
+		case stopped && !s.runs():
+			return Standing{State: Failed, Down: true, Text: fmt.Sprintf("does not run again: exit code %d", s.ExitCode)}, nil
 		}
 		return Standing{State: Finished, Text: "runs as it was"}, nil
 	})
