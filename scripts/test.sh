@@ -115,8 +115,8 @@ small='^(TestReentryOf|TestM[0-4]|TestRecoveryHaltedSkipsOnly|TestDeadlines|Test
 
 tests() {
   say "go test"
-  # Packages that build real hosts own network namespaces and engines: they take turns. They mostly wait, so the simulated
-  # fleets, which only compute, run beside them with less priority. The tests of the lease ask for upper bounds of time that
+  # Packages that build real hosts own network namespaces and engines: they take turns. They mostly wait, so all others, which
+  # only compute, run beside them with less priority, and are shown when they have ended. The tests of the lease ask for upper bounds of time that
   # anything beside them would spoil: they run alone, at the end.
   local all=() slow=() turns=() alone=() line race=(-race)
   have gcc || { say "left out: the race detector (needs gcc)"; race=(); }
@@ -128,10 +128,16 @@ tests() {
     esac
   # shellcheck disable=SC2086 # a list of patterns
   done < <(go list -f '{{.ImportPath}} {{.Imports}} {{.TestImports}} {{.XTestImports}}' $packages)
-  [ ${#all[@]} = 0 ] || run_tests "${race[@]}" "${all[@]}"
-  [ ${#slow[@]} = 0 ] || run_tests "${race[@]}" -run "$small" "${slow[@]}"
-  local beside="" pkg
-  [ ${#slow[@]} = 0 ] || { (failed=0; renice -n 10 "$BASHPID" >/dev/null 2>&1; run_tests -p 1 "${slow[@]}"; exit "$failed") >"$work/beside" 2>&1 & beside=$!; }
+  local beside pkg
+  (
+    failed=0
+    renice -n 10 "$BASHPID" >/dev/null 2>&1
+    [ ${#all[@]} = 0 ] || run_tests "${race[@]}" "${all[@]}"
+    [ ${#slow[@]} = 0 ] || run_tests "${race[@]}" -run "$small" "${slow[@]}"
+    [ ${#slow[@]} = 0 ] || run_tests "${slow[@]}"
+    exit "$failed"
+  ) >"$work/beside" 2>&1 &
+  beside=$!
   for pkg in "${turns[@]}"; do
     if [[ $pkg =~ $heavy ]]; then
       run_tests "${race[@]}" -run "$small" "$pkg"
@@ -140,7 +146,8 @@ tests() {
       run_tests "${race[@]}" "$pkg"
     fi
   done
-  [ -z "$beside" ] || { wait "$beside" || failed=1; cat "$work/beside"; }
+  wait "$beside" || failed=1
+  cat "$work/beside"
   for pkg in "${alone[@]}"; do run_tests "${race[@]}" "$pkg"; done
 }
 
