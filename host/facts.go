@@ -53,6 +53,7 @@ func (h *hostOps) facts(ctx context.Context, req FactsRequest) (Facts, error) {
 		if f.Container, err = h.containerFacts(ctx, req.Container); err != nil {
 			return f, err
 		}
+		f.Held = f.Container != nil && !f.Container.Running() && heldSpec(logs, f.Container.ID) != nil
 		if err := h.siblings(ctx, &f, req.Container, rows); err != nil {
 			return f, err
 		}

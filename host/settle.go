@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
@@ -227,11 +228,12 @@ func mayStartAgain(old object, allowed bool) error {
 }
 
 // heldSpec is what the newest transaction of an old container was about, where that
-// was held; nil where it was not.
+// was held; nil where it was not. A put-back that did not get to its end leaves it held.
 func heldSpec(logs [][]TxEntry, oldID string) *TxSpec {
 	var last progress
-	for _, l := range logs {
-		if p := replay(l); p.spec != nil && p.spec.OldID == oldID && (last.spec == nil || p.began.After(last.began)) {
+	for _, p := range transactions(logs) {
+		failed := p.tx == txPutBack && p.outcome != PutBack
+		if p.spec.OldID == oldID && !failed && !p.began.Before(last.began) {
 			last = p
 		}
 	}
@@ -239,6 +241,25 @@ func heldSpec(logs [][]TxEntry, oldID string) *TxSpec {
 		return nil
 	}
 	return last.spec
+}
+
+// transactions are all replaces and put-backs in the logs of a host; replay sees the last of each log alone.
+func transactions(logs [][]TxEntry) (out []progress) {
+	for _, l := range logs {
+		for from, e := range l {
+			if e.Step != stepBegin {
+				continue
+			}
+			to := len(l)
+			if next := slices.IndexFunc(l[from+1:], func(e TxEntry) bool { return e.Step == stepBegin }); next >= 0 {
+				to = from + 1 + next
+			}
+			if p := replay(l[from:to]); p.spec != nil {
+				out = append(out, p)
+			}
+		}
+	}
+	return out
 }
 
 // heldSuccessor is the successor of a replace that was held; nil when there is none.

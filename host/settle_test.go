@@ -263,8 +263,13 @@ func TestHeldWhereAsked(t *testing.T) {
 			}
 			back := putBackRequest()
 			back.FailedName = nodeName + failed
-			if res, err := r.w.PutBack(r.ctx, back, nil); err != nil || res.Outcome != PutBack || next.name != back.FailedName {
+			res, err = r.w.PutBack(r.ctx, back, nil)
+			if err != nil || res.Outcome != PutBack || next.name != back.FailedName {
 				t.Errorf("%+v %v, successor %s", res, err, next.name)
+			}
+			// The successor never ran: the node is down since the old container ended.
+			if !res.StoppedAt.Equal(old.finished) || !res.StartedAt.Equal(old.started) {
+				t.Errorf("down from %s to %s, it ended %s and was started %s", res.StoppedAt, res.StartedAt, old.finished, old.started)
 			}
 			if old.status != "running" || old.name != nodeName || policyFrom(r.e.view(old)) != always {
 				t.Errorf("old %s %s", old.name, old.status)

@@ -289,15 +289,20 @@ func (d *driver) times(ctx context.Context, p progress, r *ReplaceResult) {
 			stopped = p.spec.NextID
 		}
 	}
-	if stopped == "" { // a put-back with nothing in the way
+	_, b, err := d.eng.inspect(ctx, started)
+	if err != nil || stopped == started && str(sub(b, "State"), "StartedAt") == p.spec.OldStarted {
 		return
 	}
-	_, a, err1 := d.eng.inspect(ctx, stopped)
-	_, b, err2 := d.eng.inspect(ctx, started)
-	if err1 != nil || err2 != nil || stopped == started && str(sub(a, "State"), "StartedAt") == p.spec.OldStarted {
-		return
+	a := b
+	if stopped != "" && stopped != started {
+		if _, a, err = d.eng.inspect(ctx, stopped); err != nil {
+			return
+		}
 	}
 	r.StoppedAt, r.StartedAt = timeOf(sub(a, "State"), "FinishedAt"), timeOf(sub(b, "State"), "StartedAt")
+	if p.tx == txPutBack && r.StoppedAt.IsZero() { // what was in the way never ran: the node is down since its old container ended
+		r.StoppedAt = timeOf(sub(b, "State"), "FinishedAt")
+	}
 }
 
 func lastBegin(entries []TxEntry) int {

@@ -79,6 +79,7 @@ type Facts struct {
 	Now            time.Time       `json:"now"`
 	Engine         EngineFacts     `json:"engine"`
 	Container      *ContainerFacts `json:"container"` // nil: there is no container of that name
+	Held           bool            `json:"held"`      // it is the old one of a replace that was held, and stopped: a put-back would start it
 	Disks          []DiskFacts     `json:"disks"`
 	Updaters       []string        `json:"updaters"`        // containers that replace others by themselves (Watchtower and kin)
 	TLSTerminators []string        `json:"tls_terminators"` // containers that look like a TLS proxy in front of the node
