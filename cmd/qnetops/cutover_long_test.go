@@ -224,7 +224,11 @@ const stoppedInBoot = "qnetops abort starts all nodes again"
 // engineAnew is what is said where an engine that was killed left a process behind that holds the node's port.
 const engineAnew = "restart the engine: systemctl restart docker"
 
-// onwards does what was named last until the cut-over is done: it is resumed, or taken back and begun once more.
+// byWord is what is said where one host alone has started anew: the decree or its own reboot.
+const byWord = "--waive decree_not_taken=REASON"
+
+// onwards does what was named last until the cut-over is done: it is resumed, or taken back and begun once more. One that was
+// given up before anything was changed is asked for again.
 func (f *realFleet) onwards(c longCut, line []string, out string, code int, at marks) {
 	f.t.Helper()
 	for try := 0; code != exitDone; try++ {
@@ -236,9 +240,14 @@ func (f *realFleet) onwards(c longCut, line []string, out string, code int, at m
 		if strings.Contains(out, engineAnew) {
 			f.again(f.RestartEngine(f.t.Context(), c.host))
 		}
-		if strings.Contains(out, stoppedInBoot) {
+		switch {
+		case strings.Contains(out, stoppedInBoot):
 			f.must(0, "abort", f.newest())
 			next = flagged(line)
+		case f.state() == "aborted":
+			next = flagged(line)
+		case strings.Contains(out, byWord): // the nodes of the other hosts have run on, so nobody gossiped it
+			next = append(next, "--waive", "decree_not_taken=the others run on")
 		}
 		out, code = f.drain(f.command(next...), at)
 	}
