@@ -63,7 +63,8 @@ func (e *StoppedError) Error() string {
 		b.WriteString(": " + e.Reason)
 	}
 	if e.Err != nil {
-		b.WriteString(": " + e.Err.Error())
+		// A refusal says of itself that nothing was changed, which is not true of what stopped midway.
+		b.WriteString(": " + strings.ReplaceAll(e.Err.Error(), "refused, nothing was changed:", "refused:"))
 	}
 	if len(e.LastLines) > 0 {
 		b.WriteString("\n  last lines of the failing container:")

@@ -201,7 +201,10 @@ func (r *Runner) afterTx(ctx context.Context, p NodePlan, step string, done host
 		if step == "replace" {
 			return *held, nil
 		}
-		return done, &StoppedError{Operation: r.Op.ID(), Node: p.ID, Reason: "the connection was lost before the node was touched", Err: err}
+		return done, r.lostBefore(p, err)
+	}
+	if err := r.restoreLost(situation, p, err); err != nil {
+		return done, err
 	}
 	switch stageOf(situation, p) {
 	case stageReplaced, stageRolled:
@@ -212,7 +215,7 @@ func (r *Runner) afterTx(ctx context.Context, p NodePlan, step string, done host
 	case stageWaiting, stageStaged:
 		if step == "replace" && situation.Failed == nil {
 			// Nothing of a successor that ran: the request never took effect.
-			return done, &StoppedError{Operation: r.Op.ID(), Node: p.ID, Reason: "the connection was lost before the node was touched", Err: err}
+			return done, r.lostBefore(p, err)
 		}
 		return host.ReplaceResult{Outcome: host.PutBack, OldID: situation.Current.ID, StoppedAt: situation.Current.StartedAt,
 			StartedAt: situation.Current.StartedAt, Reason: "the agent undid it after the connection was lost"}, nil
@@ -463,7 +466,7 @@ func (r *Runner) restored(ctx context.Context, p NodePlan, result NodeResult, do
 	}
 	result.Outcome, result.Reason = NodeRestored, reason
 	stop.Reason += "; the old container was put back and passed M0 to M2"
-	stop.Err = r.ClearFailed(ctx, p)
+	stop.Err = r.onOld(ctx, r.ClearFailed(ctx, p))
 	return result, stop
 }
 

@@ -34,13 +34,12 @@ func (o *Operations) LookBack(ctx context.Context, id string, waivers []Waiver) 
 	if err != nil {
 		return Plan{}, fmt.Errorf("host %s: %w", id, err)
 	}
-	name := newestAside(facts.Siblings, h.Container)
-	aside := facts // where nothing is aside: the node's own container
+	aside, name := facts, newestAside(facts.Siblings, h.Container)
 	switch {
+	case facts.Held: // before what is aside: that is older, such as from before a halt
+		name = h.Container + "-pre-held"
 	case name != "":
 		aside, err = agent.Facts(ctx, host.FactsRequest{Container: name})
-	case held(facts, h.Container):
-		name = h.Container + "-pre-held"
 	default:
 		return Plan{}, &NothingAsideError{Host: id, Container: h.Container}
 	}
@@ -55,14 +54,6 @@ func (o *Operations) LookBack(ctx context.Context, id string, waivers []Waiver) 
 	}
 	plan := Plan{Schema: "qnetops/plan/v1", Kind: kindRestore, Fleet: inv.Name, Gates: "not checked", Waivers: waivers, Nodes: []NodePlan{p}}
 	return plan, (&Runner{Plan: plan}).oneShot(p.ID, aside.Container)
-}
-
-// held says that a replace ended with nothing that runs: the old container bears the
-// node's name, stopped for good, beside the successor that failed. The host's agent
-// knows by its log whether it was so.
-func held(f host.Facts, container string) bool {
-	return f.Container != nil && !f.Container.Running() && f.Container.RestartPolicy == "no" &&
-		slices.ContainsFunc(f.Siblings, func(s host.Sibling) bool { return strings.HasPrefix(s.Name, container+"-failed-") })
 }
 
 func newestAside(siblings []host.Sibling, container string) string {
@@ -187,8 +178,10 @@ func (r *Runner) Restore(ctx context.Context) (NodeResult, error) {
 	} else if done, err = r.restoreTx(ctx, p); err != nil {
 		return result, err
 	} else {
-		down := done.StartedAt.Sub(done.StoppedAt).Seconds()
-		result.DowntimeSeconds, result.Killed = &down, done.Killed
+		if result.Killed = done.Killed; !done.StoppedAt.IsZero() {
+			down := done.StartedAt.Sub(done.StoppedAt).Seconds()
+			result.DowntimeSeconds = &down
+		}
 	}
 	return r.restoreProof(ctx, p, result, done)
 }
@@ -210,6 +203,30 @@ func (r *Runner) restoreTx(ctx context.Context, p NodePlan) (host.ReplaceResult,
 	return done, err
 }
 
+// restoreLost is the error of a restore whose answer was lost and whose container does not run in the node's place: nil where
+// it does, or where this is no restore. After a replace that was held the old container bears the node's name from the
+// beginning, so that the name alone says nothing; whether the host began says its log.
+func (r *Runner) restoreLost(s host.Situation, p NodePlan, lost error) error {
+	if p.Aside == "" || s.Unsettled || s.Current.Running() && s.Current.ID == p.ContainerID {
+		return nil
+	}
+	for _, e := range slices.Backward(s.Entries) {
+		switch {
+		case e.Outcome == host.InDoubt:
+			return &InDoubtError{Operation: r.Op.ID(), Node: p.ID, Reason: describe(s), Err: lost}
+		case e.Spec != nil && e.Spec.OldID == p.ContainerID && e.Tx == "put_back":
+			return nil
+		case e.Spec != nil:
+			return r.lostBefore(p, lost) // of what set it aside, in the same operation
+		}
+	}
+	return r.lostBefore(p, lost)
+}
+
+func (r *Runner) lostBefore(p NodePlan, lost error) error {
+	return &StoppedError{Operation: r.Op.ID(), Node: p.ID, Reason: "the connection was lost before the node was touched", Err: lost}
+}
+
 // restoreProof watches the container that came back through M0 to M2 and then
 // clears what it replaced out of the way.
 func (r *Runner) restoreProof(ctx context.Context, p NodePlan, result NodeResult, done host.ReplaceResult) (NodeResult, error) {
@@ -225,7 +242,7 @@ func (r *Runner) restoreProof(ctx context.Context, p NodePlan, result NodeResult
 		return result, &StoppedError{Operation: r.Op.ID(), Node: p.ID, Reason: fmt.Sprintf("the old container is back, but %s failed: %s", failed.Name, failed.Reason)}
 	}
 	result.Outcome = NodeRestored
-	return result, r.ClearFailed(ctx, p)
+	return result, r.onOld(ctx, r.ClearFailed(ctx, p))
 }
 
 // interrupted tells an operator's interrupt from a lease that was lost; both

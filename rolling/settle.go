@@ -2,9 +2,11 @@ package rolling
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
+	"github.com/qnetops/qnetops/fleet"
 	"github.com/qnetops/qnetops/host"
 	"github.com/qnetops/qnetops/journal"
 )
@@ -13,7 +15,7 @@ import (
 // finds. The fence must have been taken before: taking it waits for a local
 // transaction in hand and settles what a dead agent left behind, so that what
 // is seen here does not move any more. Nodes that cannot be reached keep their
-// doubt and are named in the error.
+// doubt and are named in the error, unless they are passed by in this process.
 func (r *Runner) Settle(ctx context.Context) error {
 	record, err := r.Op.Record(ctx)
 	if err != nil {
@@ -28,6 +30,12 @@ func (r *Runner) Settle(ctx context.Context) error {
 		}
 		looked[id] = true
 		situation, err := r.situation(ctx, *p)
+		if reason, given := r.waivedNow("members"); given && isAway(err) {
+			if err := r.passBy(ctx, id, reason); err != nil {
+				return err
+			}
+			continue
+		}
 		if err != nil {
 			return &InDoubtError{Operation: r.Op.ID(), Node: id, Reason: "step " + s.ID + " may have happened and the host cannot be looked at", Err: err}
 		}
@@ -36,6 +44,39 @@ func (r *Runner) Settle(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// passBy settles the steps in doubt of a host that is gone, as not done: its machine may never come back, and no way out may
+// rest on it. What its own agents had in hand they have ended by themselves.
+func (r *Runner) passBy(ctx context.Context, id, reason string) error {
+	record, err := r.Op.Record(ctx)
+	if err != nil {
+		return err
+	}
+	note := "the host cannot be reached; passed by: " + reason
+	for _, step := range record.Unsettled() {
+		if of, _, _ := strings.Cut(step.ID, "/"); of != id {
+			continue
+		}
+		if err := r.Op.Settle(context.WithoutCancel(ctx), step.ID, journal.StepFailed, note, nil); err != nil {
+			return err
+		}
+		r.emit(Event{Node: id, Kind: KindNote, Name: step.ID, State: string(journal.StepFailed), Text: note})
+	}
+	return nil
+}
+
+// isAway says that a host could not be spoken to, or fell silent, or is another machine now; what it answered itself is none
+// of that.
+func isAway(err error) bool {
+	var (
+		away    *fleet.UnreachableError
+		slow    *fleet.TimeoutError
+		dropped *fleet.DroppedError
+		other   *fleet.HostKeyError
+	)
+	return errors.As(err, &away) || errors.As(err, &slow) || errors.As(err, &dropped) || errors.As(err, &other) || isGone(err) ||
+		errors.Is(err, context.DeadlineExceeded) // of one dial
 }
 
 // settleNode writes the outcome of every step in doubt of one node from what
@@ -75,8 +116,9 @@ func settledAs(step string, s host.Situation, p NodePlan) (journal.StepState, an
 	}
 	if p.Aside != "" && !s.Unsettled && s.Current != nil {
 		// A restore that died before its host began has no log there that would
-		// name the container aside; which one bears the name says enough.
-		if s.Current.ID == p.ContainerID {
+		// name the container aside; which one bears the name, and that it runs, says
+		// enough: where a replace was held the old one bears it, stopped, all along.
+		if s.Current.ID == p.ContainerID && s.Current.Running() {
 			return journal.StepDone, nil
 		}
 		return journal.StepFailed, nil

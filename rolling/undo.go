@@ -20,6 +20,10 @@ func (r *Runner) Abort(ctx context.Context) (Document, error) {
 			var err error
 			result, err = r.abortNode(ctx, p)
 			if err != nil {
+				var left *LeftoverError
+				if errors.As(err, &left) {
+					left.Back = true // a resume would go on with what is being aborted
+				}
 				errs = append(errs, fmt.Errorf("host %s: %w", p.ID, err))
 			}
 		}
@@ -146,14 +150,11 @@ func (r *Runner) backAgain(ctx context.Context, p NodePlan, s host.Situation, re
 // wanted is the end of a way back that was asked for: that the node is on its old
 // container again is no failure there, that something is left on its host is.
 func wanted(result NodeResult, err error) (NodeResult, error) {
-	var left *LeftoverError
-	switch {
-	case result.Outcome != NodeRestored:
-		return result, err
-	case errors.As(err, &left):
-		return result, left
+	var stop *StoppedError
+	if result.Outcome == NodeRestored && errors.As(err, &stop) {
+		return result, stop.Err
 	}
-	return result, nil
+	return result, err
 }
 
 // stoppedBefore says whether this operation ever began to replace the node.

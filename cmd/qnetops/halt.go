@@ -177,7 +177,21 @@ func (r *rollRun) carryOut(ctx context.Context, p cutover.Proposal, question str
 		return err
 	}
 	doc, err := run()
+	if leftAsFound(doc, err) {
+		r.tell.close()
+		return err
+	}
 	return r.answerCutover(doc, err)
+}
+
+// leftAsFound says of a first run that it was refused and left every host as it was found, which the error says: the document
+// would tell of nodes that nobody touched. One that stopped later tells what it has done, whatever its reason was.
+func leftAsFound(doc cutover.Document, cause error) bool {
+	var (
+		refused *rolling.RefusedError
+		stopped *rolling.StoppedError
+	)
+	return errors.As(cause, &refused) && !errors.As(cause, &stopped) && !doc.Phases[0].Passed
 }
 
 // printCutover shows a plan: on stdout where it is the answer, on stderr where the
@@ -247,9 +261,8 @@ func printPolicies(w io.Writer, p cutover.Plan) {
 // answerCutover prints the document of a cut-over that came to exist.
 func (r *rollRun) answerCutover(doc cutover.Document, cause error) error {
 	r.tell.close()
-	var refused *rolling.RefusedError
-	if doc.Operation == "" || errors.As(cause, &refused) && !doc.Phases[0].Passed {
-		return cause // the last look refused what the first had not: no host was asked for anything
+	if doc.Operation == "" {
+		return cause // it never came to exist
 	}
 	if r.g.json {
 		return errors.Join(cause, printJSON(r.s.out, doc))
