@@ -37,13 +37,21 @@ func (r *Runner) Settle(ctx context.Context) error {
 			continue
 		}
 		if err != nil {
-			return &InDoubtError{Operation: r.Op.ID(), Node: id, Reason: "step " + s.ID + " may have happened and the host cannot be looked at", Err: err}
+			return r.cannotLook(id, s.ID, err)
 		}
 		if err := r.settleNode(ctx, *p, situation); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func (r *Runner) cannotLook(id, step string, err error) error {
+	why := "step " + step + " may have happened and the host cannot be looked at"
+	if isAway(err) {
+		why += " (where its machine is lost, --waive members=REASON passes it by)"
+	}
+	return &InDoubtError{Operation: r.Op.ID(), Node: id, Reason: why, Err: err}
 }
 
 // passBy settles the steps in doubt of a host that is gone, as not done: its machine may never come back, and no way out may
