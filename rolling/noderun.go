@@ -271,7 +271,11 @@ func (r *Runner) reenter(ctx context.Context, p NodePlan, result NodeResult, don
 	lines := r.lastLines(ctx, p)
 	reason := fmt.Sprintf("%s (%s) failed: %s", failed.Name, failed.Title, failed.Reason)
 	if p.OnFail == "restore" && (failed.Name == "M0" || failed.Name == "M1") {
-		return r.putBack(ctx, p, result, reason, lines)
+		why := r.atHalt(ctx, p)
+		if why == "" {
+			return r.putBack(ctx, p, result, reason, lines)
+		}
+		p.OnFail, p.OnFailWhy = "hold", why
 	}
 	result.Reason = reason
 	if p.OnFail != "restore" {

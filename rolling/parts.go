@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"sync"
+	"time"
 
 	"github.com/qnetops/qnetops/host"
+	"github.com/qnetops/qnetops/node"
 	"github.com/qnetops/qnetops/observe"
 )
 
@@ -154,21 +157,37 @@ func (r *Runner) OneByOne(ctx context.Context) ([]NodeResult, error) {
 
 // Disarm puts the old containers back, the last armed first, one node at a time
 // under the quorum rule: what was staged is removed, what was armed runs without
-// the variable and with the restart policy it had. A container that cannot be cleared
-// away keeps no other node waiting; it is the error in the end.
-func (r *Runner) Disarm(ctx context.Context) ([]NodeResult, error) {
-	var (
-		out  []NodeResult
-		left []error
-	)
-	nodes := r.Plan.Targets()
-	slices.Reverse(nodes)
-	for _, p := range nodes {
-		result, err := r.disarmNode(ctx, p)
+// the variable and with the restart policy it had. Nodes that are down already cost no
+// vote, and where the halt height comes meanwhile they may be too many for the rule: they
+// come first, and all together, for a genesis node waits for three others (facts 8 #14).
+// Neither a container that cannot be cleared away nor a host that cannot be reached keeps
+// another node waiting; it is the error in the end.
+func (r *Runner) Disarm(ctx context.Context) (out []NodeResult, err error) {
+	var left, away []error
+	todo, fallen := r.Plan.Targets(), map[string]bool{}
+	slices.Reverse(todo)
+	for len(todo) > 0 {
+		if err := r.raise(ctx, todo); err != nil {
+			return out, err
+		}
+		p := todo[0]
+		result, fell, err := r.disarmNext(ctx, todo, fallen)
+		todo = todo[1:]
+		if fell && err != nil {
+			todo = append(todo, p)
+			continue
+		}
 		out = append(out, result)
-		var kept *LeftoverError
-		if errors.As(err, &kept) {
+		var (
+			kept    *LeftoverError
+			stopped *StoppedError
+		)
+		switch {
+		case errors.As(err, &kept):
 			left, err = append(left, kept), nil
+		case isAway(err) && !errors.As(err, &stopped): // at the first look
+			away = append(away, fmt.Errorf("host %s: %w", p.ID, err))
+			continue
 		}
 		if err == nil && r.Back != nil {
 			err = r.Back(ctx, p)
@@ -177,11 +196,113 @@ func (r *Runner) Disarm(ctx context.Context) ([]NodeResult, error) {
 			return out, r.stopped(p.ID, err)
 		}
 	}
-	if len(left) > 0 {
-		return out, &StoppedError{Operation: r.Op.ID(), Reason: "what was armed is disarmed, and not all of it is cleared away",
+	return out, r.notDisarmed(left, away)
+}
+
+// notDisarmed is the error of a disarm that has come past what it could not do; nil
+// where there is none of that.
+func (r *Runner) notDisarmed(left, away []error) error {
+	switch {
+	case len(away) > 0:
+		return &StoppedError{Operation: r.Op.ID(), Reason: "what can be reached is disarmed, the rest is not",
+			Next: fmt.Sprintf("qnetops resume %s goes on with the hosts that are named, once they answer", r.Op.ID()),
+			Err:  errors.Join(append(away, left...)...)}
+	case len(left) > 0:
+		return &StoppedError{Operation: r.Op.ID(), Reason: "what was armed is disarmed, and not all of it is cleared away",
 			Next: clearNext(r.Op.ID()), Err: errors.Join(left...)}
 	}
-	return out, nil
+	return nil
+}
+
+// raise puts back at once what was armed and is down, and sorts those to the front:
+// they prove themselves before another one is stopped. A host that falls silent
+// meanwhile is looked at again at its turn.
+func (r *Runner) raise(ctx context.Context, nodes []NodePlan) error {
+	var (
+		mu   sync.Mutex
+		down = map[string]bool{}
+		errs []error
+	)
+	r.eachNode(ctx, nodes, func(ctx context.Context, p NodePlan) {
+		s, err := r.situation(ctx, p)
+		if err != nil || stageOf(s, p) != stageReplaced || s.Current.Running() && s.Current.State != "restarting" {
+			return
+		}
+		if err = r.TakeFence(ctx, p.ID); err == nil {
+			_, err = r.PutBack(ctx, p)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if down[p.ID] = true; err != nil && !isAway(err) {
+			errs = append(errs, r.stopped(p.ID, err))
+		}
+	})
+	slices.SortStableFunc(nodes, func(a, b NodePlan) int {
+		switch {
+		case down[a.ID] == down[b.ID]:
+			return 0
+		case down[a.ID]:
+			return -1
+		}
+		return 1
+	})
+	return errors.Join(append(errs, ctx.Err())...)
+}
+
+func (r *Runner) eachNode(ctx context.Context, nodes []NodePlan, fn func(context.Context, NodePlan)) {
+	var ids []string
+	for _, p := range nodes {
+		ids = append(ids, p.ID)
+	}
+	eachOf(ctx, ids, func(ctx context.Context, id string) { fn(ctx, *r.Plan.Node(id)) })
+}
+
+// disarmNext disarms the first of these nodes, and lets go of it when one of them goes
+// down: what it waits for, votes of others or their heights, comes when that one is back.
+// fallen are those that were seen to do so before, each of which counts once.
+func (r *Runner) disarmNext(ctx context.Context, nodes []NodePlan, fallen map[string]bool) (result NodeResult, fell bool, err error) {
+	bounded, cancel := context.WithCancel(ctx)
+	seen := make(chan []string, 1)
+	go func() {
+		down := r.falls(bounded, slices.DeleteFunc(slices.Clone(nodes), func(p NodePlan) bool { return fallen[p.ID] }))
+		cancel()
+		seen <- down
+	}()
+	result, err = r.disarmNode(bounded, nodes[0])
+	cancel()
+	for _, id := range <-seen {
+		fell, fallen[id] = ctx.Err() == nil, true
+	}
+	return result, fell, err
+}
+
+// falls waits until armed containers of these nodes are seen to be down, and says of
+// which; of none where ctx ends before.
+func (r *Runner) falls(ctx context.Context, nodes []NodePlan) (down []string) {
+	for {
+		var mu sync.Mutex
+		limit, done := context.WithTimeout(ctx, askLimit)
+		r.eachNode(limit, nodes, func(ctx context.Context, p NodePlan) {
+			conn, err := connOf(ctx, r.Fleet, p.ID)
+			if err != nil {
+				return
+			}
+			if c, err := conn.Inspect(ctx); err == nil && c.ID != p.ContainerID && (!c.Running() || c.State == "restarting") {
+				mu.Lock()
+				defer mu.Unlock()
+				down = append(down, p.ID)
+			}
+		})
+		done()
+		if len(down) > 0 {
+			return down
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(max(3*r.Fleet.Inventory().Block, leastPoll)):
+		}
+	}
 }
 
 func (r *Runner) disarmNode(ctx context.Context, p NodePlan) (NodeResult, error) {
@@ -196,5 +317,46 @@ func (r *Runner) disarmNode(ctx context.Context, p NodePlan) (NodeResult, error)
 	if err := r.mayStop(ctx, p); err != nil {
 		return result, err
 	}
+	if err := r.TakeFence(ctx, p.ID); err != nil { // it may have been away when the operation was taken up
+		return result, err
+	}
 	return r.undo(ctx, p, result)
+}
+
+// atHalt says why a node of a roll that arms a halt height is not put back where it
+// has failed: with the height behind it, its old container would go on past it. ""
+// where the height is ahead, or none is armed.
+func (r *Runner) atHalt(ctx context.Context, p NodePlan) string {
+	i := slices.IndexFunc(r.Plan.oneShot(), func(v host.EnvVar) bool { return v.Name == host.VarHaltHeight })
+	if i < 0 {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	defer cancel()
+	height, err := strconv.ParseUint(r.Plan.oneShot()[i].Value, 10, 64)
+	if err != nil {
+		return "its halt height cannot be read"
+	}
+	tip := FleetHeight(ctx, r.Fleet, "", 5*time.Second)
+	switch {
+	case tip == nil:
+		return "no node's height can be read, and its halt height may be behind it"
+	case *tip >= height:
+		return fmt.Sprintf("the chain is at %d, its halt height is %d", *tip, height)
+	}
+	stopped := false
+	conn, err := reach(ctx, r.Fleet, p.ID)
+	if err == nil {
+		stopped, err = observe.SawLine(ctx, conn, p.Container, time.Time{}, func(l node.LogLine) bool {
+			_, _, ok := node.HaltReached(l)
+			return ok
+		})
+	}
+	switch {
+	case err != nil:
+		return "whether it stopped at its halt height cannot be seen: " + err.Error()
+	case stopped:
+		return fmt.Sprintf("it stopped at its halt height %d", height)
+	}
+	return ""
 }
