@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -35,6 +37,7 @@ type halt struct {
 
 	seen map[string]sight // the newest look
 	last Tally
+	come progress
 
 	mu    sync.Mutex
 	armed map[string]string // host -> container that was armed, from the journal
@@ -45,10 +48,18 @@ type halt struct {
 // nodes have stopped. A process that takes the operation over rests on it.
 func (h *halt) load(ctx context.Context, r *Run) error {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.stops != nil {
+	known := h.stops != nil
+	h.mu.Unlock()
+	if known {
 		return nil
 	}
+	return h.read(ctx, r)
+}
+
+// read is load for what may have been armed since.
+func (h *halt) read(ctx context.Context, r *Run) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	steps, err := r.Op.Steps(context.WithoutCancel(ctx))
 	if err != nil {
 		return err
@@ -82,8 +93,13 @@ func (h *halt) Do(ctx context.Context, r *Run, phase PhaseName) (Tally, error) {
 	return nil, fmt.Errorf("a halt has no phase %s", phase)
 }
 
-// arm is the roll that arms; before each node the time left is looked at.
+// arm is the roll that arms; before each node the time left is looked at. Once the
+// height has come nobody is armed any more, and what the roll says of a node that it
+// was watching, such as that it has stopped, is not the point.
 func (h *halt) arm(ctx context.Context, r *Run) (Tally, error) {
+	if tally, over, err := h.overtaken(ctx, r); over || err != nil {
+		return tally, err
+	}
 	runner := h.roll(r)
 	runner.Turn = func(ctx context.Context, p rolling.NodePlan) error { return h.timeLeft(ctx, runner, p) }
 	nodes, err := runner.Arm(ctx)
@@ -96,7 +112,59 @@ func (h *halt) arm(ctx context.Context, r *Run) (Tally, error) {
 		tally[n.ID] = Standing{State: Waiting, Text: n.Outcome + " " + n.Reason}
 	}
 	h.last = tally
+	if err == nil {
+		return tally, h.read(ctx, r) // what was armed just now
+	}
+	var stopped *rolling.StoppedError
+	if ctx.Err() == nil && errors.As(err, &stopped) && !stopped.Interrupted {
+		if late, over, lookErr := h.overtaken(ctx, r); over {
+			return late, lookErr
+		}
+	}
 	return tally, err
+}
+
+// overtaken says whether the height has come while nodes were being armed. Where all
+// are armed by then the halt goes on. Otherwise those that are not run on past the
+// height, and to start one again that has stopped there is for a person to say.
+func (h *halt) overtaken(ctx context.Context, r *Run) (Tally, bool, error) {
+	if err := h.read(ctx, r); err != nil {
+		return nil, false, err
+	}
+	sights := lookAll(ctx, h.fleet, h.plan.Hosts)
+	if ctx.Err() != nil {
+		return nil, false, ctx.Err()
+	}
+	tally, not := judgeArmed(h.plan.Hosts, h.armed, sights)
+	if !hasCome(h.plan.Halt.Height, h.armed, sights) {
+		return nil, false, nil
+	}
+	h.seen, h.last = sights, tally
+	open := Judge(h.plan.Hosts, tally, membersWaived(r))
+	switch {
+	case len(not) > 0 && len(open) > 0:
+		return tally, true, h.notArmed(r, open)
+	case len(open) > 0:
+		return tally, true, nil // the barrier names who cannot be seen
+	}
+	for _, id := range not { // it is ended without them, and what was staged there would be in the way
+		if !sights[id].Reached {
+			continue
+		}
+		if err := h.roll(r).Discard(ctx, *h.plan.Halt.Roll.Node(id)); err != nil {
+			return tally, true, err
+		}
+	}
+	return tally, true, nil
+}
+
+func (h *halt) notArmed(r *Run, open []string) error {
+	id := r.Op.ID()
+	return &rolling.StoppedError{Operation: id, Reason: fmt.Sprintf("held in phase %s: height %d has come before every node was "+
+		"armed: %s", Prepare, h.plan.Halt.Height, strings.Join(open, "; ")),
+		Next: fmt.Sprintf("qnetops abort %s takes the halt back: what has stopped is started again as it was, and the height can "+
+			"be named anew; or stop the nodes that are not armed by hand (docker stop), and qnetops resume %s --waive "+
+			"members=REASON ends it as a halt", id, id)}
 }
 
 func (h *halt) timeLeft(ctx context.Context, runner *rolling.Runner, p rolling.NodePlan) error {
@@ -127,7 +195,7 @@ func (h *halt) timeLeft(ctx context.Context, runner *rolling.Runner, p rolling.N
 func (h *halt) wait(ctx context.Context, r *Run, phase PhaseName) (Tally, error) {
 	block := h.fleet.Inventory().Block
 	quiet := max(quietBlocks*block, leastQuiet)
-	moved, was := time.Now(), ""
+	moved := time.Now()
 	for {
 		still := phase != Hold && time.Since(moved) >= quiet/2
 		tally, sights, err := h.round(ctx, r, phase, still)
@@ -142,8 +210,8 @@ func (h *halt) wait(ctx context.Context, r *Run, phase PhaseName) (Tally, error)
 		case phase != Hold && len(Judge(h.plan.Hosts, tally, membersWaived(r))) == 0:
 			return tally, nil
 		}
-		if now := fingerprint(tally); now != was {
-			moved, was = time.Now(), now
+		if h.come.grows(tally, sights, h.stops) {
+			moved = time.Now()
 		}
 		if time.Since(moved) >= quiet {
 			return tally, nil // the barrier names who is missing
@@ -156,15 +224,6 @@ func (h *halt) wait(ctx context.Context, r *Run, phase PhaseName) (Tally, error)
 			return tally, ctx.Err()
 		}
 	}
-}
-
-// fingerprint changes with everything a tally says.
-func fingerprint(t Tally) string {
-	text, err := json.Marshal(t) // the keys of a map are sorted
-	if err != nil {
-		return ""
-	}
-	return string(text)
 }
 
 // begun says whether the stop has begun: the chain has come to the height or a
@@ -279,9 +338,13 @@ func (h *halt) act(ctx context.Context, r *Run, id string, s sight, todo act) er
 // force journals that a node is stopped without having come to it by itself; that
 // it runs although it has stopped is what the next look acts on.
 func (h *halt) force(ctx context.Context, r *Run, id string, s sight) error {
-	stop := &Stop{Container: s.Container, Armed: h.plan.Halt.Height, Height: *s.Height, At: time.Now().UTC(),
-		Started: s.Started.UTC(), Forced: true}
-	if err := r.Record(ctx, id+"/stopped", fmt.Sprintf("to be stopped at height %d", stop.Height), stop); err != nil {
+	stop := &Stop{Container: s.Container, Armed: h.plan.Halt.Height, At: time.Now().UTC(), Started: s.Started.UTC(), Forced: true}
+	title := "to be stopped, for it crashes again and again"
+	if s.Height != nil {
+		stop.Height = *s.Height
+		title = fmt.Sprintf("to be stopped at height %d", stop.Height)
+	}
+	if err := r.Record(ctx, id+"/stopped", title, stop); err != nil {
 		return err
 	}
 	h.mu.Lock()
@@ -343,23 +406,56 @@ func settleRepeatable(ctx context.Context, r *Run, id string) error {
 	return nil
 }
 
-// Undo disarms: only prepare has anything to take back.
+// Undo disarms: only prepare has anything to take back. A host that cannot be reached
+// is left armed where a person passes it by.
 func (h *halt) Undo(ctx context.Context, r *Run, phase PhaseName) error {
 	if phase != Prepare {
 		return nil
 	}
-	_, err := h.roll(r).Disarm(ctx)
+	runner := h.roll(r)
+	var away []string
+	for id, s := range lookAll(ctx, h.fleet, h.plan.Hosts) {
+		if !s.Reached && !s.Gone {
+			away = append(away, id)
+		}
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	passed := membersWaived(r)
+	if passed {
+		runner.Plan.Nodes = slices.DeleteFunc(slices.Clone(runner.Plan.Nodes), func(p rolling.NodePlan) bool {
+			return slices.Contains(away, p.ID)
+		})
+	}
+	_, err := runner.Disarm(ctx)
+	var stopped *rolling.StoppedError
+	switch {
+	case err == nil && passed:
+		for _, id := range away {
+			r.Say(rolling.Event{Node: id, Kind: rolling.KindNote, Name: "disarm", Text: "passed by: once its host answers, qnetops " +
+				"restore " + id + " puts back the container it had before it was armed, if it was"})
+		}
+	case len(away) > 0 && errors.As(err, &stopped) && stopped.Next != "":
+		stopped.Next += "; a host that will not come back is passed by with --waive members=REASON"
+	}
 	return err
 }
 
-// Returnable looks whether a node has stopped at the height, or is about to.
+// Returnable looks whether a node has stopped at the height, or would before all are
+// disarmed. A fleet of which a part was never armed cannot halt: it can be taken back
+// at any time.
 func (h *halt) Returnable(ctx context.Context, r *Run) error {
-	if err := h.load(ctx, r); err != nil {
+	if err := h.read(ctx, r); err != nil {
 		return err
 	}
 	sights := lookAll(ctx, h.fleet, h.plan.Hosts)
 	if ctx.Err() != nil {
 		return ctx.Err()
+	}
+	_, not := judgeArmed(h.plan.Hosts, h.armed, sights)
+	if len(not) > 0 && !r.Passed(ctx, Prepare) {
+		return nil
 	}
 	c := observe.Check{Name: "point_of_no_return", Verdict: observe.Fail}
 	next := "; the fleet is started again by qnetops halt release IMAGE (with the image it has, if nothing is to change), " +
@@ -370,13 +466,17 @@ func (h *halt) Returnable(ctx context.Context, r *Run) error {
 			return errors.Join(err, &rolling.RefusedError{Checks: []observe.Check{c}})
 		}
 	}
-	top := highest(sights)
+	top, armed := highest(sights), len(h.plan.Hosts)-len(not)
 	switch {
 	case top == nil && r.Touched(ctx):
 		c.Verdict, c.Reason = observe.Unknown, "no node's height can be read, so nobody knows whether the height is ahead"
 	case top != nil && *top >= h.plan.Halt.Height:
 		c.Reason = fmt.Sprintf("the chain is at %d, the halt height is %d: the nodes stop within 30 blocks%s", *top,
 			h.plan.Halt.Height, next)
+	case top != nil && h.plan.Halt.Height-*top < backBlocks(armed):
+		c.Reason = fmt.Sprintf("the chain is at %d, %d blocks before the halt height %d, and %d blocks are needed to disarm %d nodes "+
+			"(%d x %d): the last of them would stop before their turn%s", *top, h.plan.Halt.Height-*top, h.plan.Halt.Height,
+			backBlocks(armed), armed, armed, rolling.ExpectedNode, next)
 	default:
 		return nil
 	}
@@ -407,7 +507,7 @@ func (h *halt) hosts(ctx context.Context, r *Run) []HostResult {
 		if t, known := h.last[id]; known {
 			res.State, res.Text = t.State, t.Text
 		}
-		if stop, err := h.keep(ctx, r, id, s); err == nil && stop != nil {
+		if stop, err := h.keep(ctx, r, id, s); err == nil && stop != nil && stop.Height > 0 {
 			if res.StopHeight = &stop.Height; !stop.Forced {
 				res.Flushed = &stop.Flushed
 			}

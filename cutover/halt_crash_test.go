@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"github.com/qnetops/qnetops/cutover"
+	"github.com/qnetops/qnetops/lab"
 	"github.com/qnetops/qnetops/rolling"
+	"github.com/qnetops/qnetops/rolling/rollingtest"
 )
 
 // loops makes the node of a host end at each of its starts; its engine starts it
@@ -27,10 +29,15 @@ func (w *world) loops(id string) {
 // stop. The command ends, with the node stopped and named, and goes on without it
 // when a person says so.
 func TestHaltEndsDespiteACrashLoop(t *testing.T) {
-	inLab(t, 4, func(t *testing.T, w *world) {
+	if !testing.Short() {
+		t.Parallel()
+	}
+	// At the pace of the real chain: an engine waits up to a minute before the next start.
+	rollingtest.InLab(t, lab.Config{Nodes: 4, Block: time.Second}, func(t *testing.T, base *rollingtest.World) {
+		w := worldOf(base)
 		tool := w.tool()
 		h := w.far(4)
-		ctx, cancel := context.WithTimeout(tool.ctx, time.Duration(6*4*rolling.ExpectedNode)*fast)
+		ctx, cancel := context.WithTimeout(tool.ctx, 6*4*rolling.ExpectedNode*time.Second)
 		defer cancel()
 		tool.ctx = ctx
 		looping := false
@@ -61,7 +68,7 @@ func TestHaltEndsDespiteACrashLoop(t *testing.T) {
 				t.Errorf("%+v", n)
 			}
 		}
-		w.stays2("001", "002", "003")
+		w.areDown("001", "002", "003")
 		w.clean()
 	})
 }

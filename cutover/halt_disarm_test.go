@@ -71,20 +71,18 @@ func TestDisarmOvertaken(t *testing.T) {
 	})
 	t.Run("while it waits", func(t *testing.T) {
 		inLab(t, 5, func(t *testing.T, w *world) {
-			op, _ := w.armedUntil(6 * rolling.ExpectedNode)
+			op, height := w.armedUntil(6 * rolling.ExpectedNode)
 			tool := w.tool()
 			defer tool.exit()
-			began := uint64(0)
 			tool.emit = func(e rolling.Event) {
-				switch {
-				case e.Kind == rolling.KindStep && e.Name == "putback" && e.State == "done" && e.Node == "005":
+				if e.Kind == rolling.KindStep && e.Name == "putback" && e.State == "done" && e.Node == "005" {
 					w.inject("001", "mute", "") // so that the quorum is waited for until the height
-					w.Blocks(10 * 90)
-					began = w.tip()
+					for w.tip() < height-300 {
+						w.Blocks(10)
+					}
 				}
 			}
 			doc, err := tool.ops().Abort(tool.ctx, op)
-			t.Logf("from %d to %d: %v", began, w.tip(), err)
 			w.Clear("001", "mute")
 			if err != nil || doc.Outcome != "aborted" || tool.unfinished() != "" {
 				t.Fatalf("%+v\n%v", doc, err)

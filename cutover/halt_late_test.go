@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/qnetops/qnetops/cutover"
 	"github.com/qnetops/qnetops/rolling"
@@ -101,7 +100,7 @@ func TestArmingOvertaken(t *testing.T) {
 			if err := resumed(t, w, op, because); err != nil {
 				t.Fatal(err)
 			}
-			w.stays2(armed...)
+			w.areDown(armed...)
 			for _, id := range rest {
 				if c := w.node(id); c.State != "exited" || c.RestartPolicy != "no" {
 					t.Errorf("%s: %s", id, names(w.all(id)))
@@ -121,7 +120,7 @@ func TestArmingOvertaken(t *testing.T) {
 	})
 }
 
-func (w *world) stays2(ids ...string) {
+func (w *world) areDown(ids ...string) {
 	w.Helper()
 	for _, id := range ids {
 		w.down(id)
@@ -132,7 +131,7 @@ func (w *world) stays2(ids ...string) {
 func (t *tool) slowReplace(id string, blocks int) {
 	t.emit = func(e rolling.Event) {
 		if e.Kind == rolling.KindStep && e.Name == "replace" && e.State == "done" && e.Node == id {
-			time.Sleep(time.Duration(blocks) * fast)
+			t.w.Blocks(blocks)
 		}
 	}
 }

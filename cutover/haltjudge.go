@@ -18,7 +18,8 @@ type Stop struct {
 	At      time.Time `json:"at"`
 	Started time.Time `json:"started"` // of the run that ended so
 	// Forced: the node did not come to its stop by itself and was stopped. Whether
-	// it flushed is not known then.
+	// it flushed is not known then, nor, with Height 0, where it stands: it was
+	// crashing again and again.
 	Forced bool `json:"forced,omitempty"`
 }
 
@@ -71,6 +72,73 @@ func (s sight) runs() bool {
 	return false
 }
 
+// crashes says that a node has ended and been started again by its engine, and has not
+// come up since: where others have stopped nobody is left to wait for it.
+func (s sight) crashes() bool {
+	return s.State == "restarting" || s.State == "running" && s.Height == nil && s.Restarts > 0
+}
+
+// hasCome says whether the height of a halt has come: the chain is there, or a node
+// that was armed for it has stopped.
+func hasCome(h uint64, armed map[string]string, sights map[string]sight) bool {
+	for id, s := range sights {
+		if s.Stop != nil && s.Container == armed[id] {
+			return true
+		}
+	}
+	top := highest(sights)
+	return top != nil && *top >= h
+}
+
+// judgeArmed says which hosts have the container that was armed, when nobody is armed
+// any more, and lists those that have not.
+func judgeArmed(hosts []string, armed map[string]string, sights map[string]sight) (Tally, []string) {
+	t, not := Tally{}, []string{}
+	for _, id := range hosts {
+		s := sights[id]
+		switch {
+		case s.Reached && armed[id] != "" && s.Container == armed[id]:
+			t.finish(id, "armed")
+			continue
+		case !s.Reached:
+			t[id] = Standing{State: Missing, Text: s.Why}
+			if armed[id] != "" {
+				continue
+			}
+		case s.runs():
+			t[id] = Standing{State: Failed, Text: "is not armed and runs on past the height"}
+		default:
+			t[id] = Standing{State: Failed, Down: true, Text: "is not armed, and is down"}
+		}
+		not = append(not, id)
+	}
+	return t, not
+}
+
+// progress is how far a halt has come: heights, stops, hosts that are where they
+// should be. It only grows. A node that crashes at each start (facts 8 #18) shows
+// something else at every look and comes no further, and it must not be waited for.
+type progress struct {
+	heights  map[string]uint64
+	finished map[string]bool
+}
+
+func (p *progress) grows(t Tally, sights map[string]sight, stops map[string]*Stop) (grown bool) {
+	if p.heights == nil {
+		p.heights, p.finished = map[string]uint64{}, map[string]bool{}
+	}
+	for id, s := range sights {
+		if s.Height != nil && *s.Height > p.heights[id] {
+			p.heights[id], grown = *s.Height, true
+		}
+		stop := stops[id]
+		if done := t[id].State == Finished || stop != nil && !stop.Forced; done && !p.finished[id] {
+			p.finished[id], grown = true, true
+		}
+	}
+	return grown
+}
+
 // act is what is to be done with one host of a halt.
 type act string
 
@@ -93,13 +161,20 @@ func judgeHalt(h uint64, armed string, s sight, known *Stop, others bool) (Stand
 	switch {
 	case !s.Reached:
 		return Standing{State: Missing, Text: s.Why}, actNone
+	case armed == "" && s.runs():
+		return Standing{State: Failed, Text: "was never armed and runs: it does not stop at the height"}, actNone
 	case armed != "" && s.Container != armed:
 		return Standing{State: Failed, Text: "another container than the armed one bears the node's name", Down: !s.runs()}, actNone
+	case s.runs() && known != nil && known.Height == 0:
+		return waiting("crashes again and again; it is stopped"), actStop
 	case s.runs() && known != nil:
 		return waiting("came back after its stop at height %d; it is stopped again", known.Height), actStop
 	case s.runs() && s.Stuck && s.Height != nil:
 		// Its halt loop begins at bring-up, and alone it waits for its peers for ever.
 		return waiting("runs at height %d without the others and cannot stop by itself; it is stopped", *s.Height), actForce
+	case s.Stuck && s.crashes():
+		return waiting("crashes again and again (restart %d, exit code %d) and comes to no height; it is stopped", s.Restarts,
+			s.ExitCode), actForce
 	case s.runs() && s.Policy != policyArmed:
 		return waiting("its restart policy is %s, not %s", s.Policy, policyArmed), actArm
 	case s.State == "restarting":
@@ -111,7 +186,7 @@ func judgeHalt(h uint64, armed string, s sight, known *Stop, others bool) (Stand
 	case s.runs():
 		return waiting("at height %d, stops at its next poll", *s.Height), actNone
 	}
-	return judgeEnded(s, known, others)
+	return judgeEnded(s, known, others && armed != "")
 }
 
 // judgeEnded is judgeHalt for a node whose process has ended.
@@ -132,6 +207,9 @@ func judgeEnded(s sight, known *Stop, others bool) (Standing, act) {
 	case s.Stop != nil:
 		return Standing{State: Finished, Down: true, Text: fmt.Sprintf("stopped at height %d, flushed, restart policy %s",
 			s.Stop.Height, s.Policy)}, actNone
+	case known != nil && known.Height == 0:
+		return Standing{State: Failed, Down: true, Text: fmt.Sprintf("crashed again and again and was stopped, exit code %d: where it "+
+			"stands is not known, and it may not have flushed", s.ExitCode)}, actNone
 	case known != nil && known.Forced:
 		return Standing{State: Finished, Down: true, Text: fmt.Sprintf("was stopped at height %d with exit code %d, for alone it "+
 			"could not stop by itself; restart policy %s",

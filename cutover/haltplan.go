@@ -89,6 +89,9 @@ func leftBlocks(n, armed int) uint64 {
 	return uint64(max(n-armed, armed+1)) * rolling.ExpectedNode
 }
 
+// backBlocks is what must be left to disarm so many nodes before the first of them stops.
+func backBlocks(armed int) uint64 { return uint64(armed) * rolling.ExpectedNode }
+
 // tip is the highest height of a view that can be believed; nil: none can.
 func tip(view observe.View) *uint64 {
 	var out *uint64
