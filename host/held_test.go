@@ -51,6 +51,32 @@ func TestHeldTwiceKeepsThePolicy(t *testing.T) {
 	}
 }
 
+// TestHeldInACutOverKeepsThePolicy: a cut-over takes the policy of the node before it replaces its container, and names the one
+// that the successor is to have. The next replace of a node that was held in it gives that, where it names none.
+func TestHeldInACutOverKeepsThePolicy(t *testing.T) {
+	bubble(t, func(r *rig) {
+		rep := r.stage()
+		state := StateRequest{Container: nodeName, ExpectID: rep.OldID, Policy: &Policy{Name: "no"}, State: StateStopped}
+		if _, err := r.w.State(r.ctx, state, nil); err != nil {
+			t.Fatal(err)
+		}
+		rep = r.stage()
+		r.e.mu.Lock()
+		r.e.cs[rep.NextID].startErr = "port is already allocated"
+		r.e.mu.Unlock()
+		req := replaceRequest(rep)
+		req.NoPutBack, req.NextPolicy = true, &always
+		if res, err := r.w.Replace(r.ctx, req, nil); err != nil || res.Outcome != Held {
+			t.Fatalf("%+v %v", res, err)
+		}
+		r.replaceAgain(2, true)
+		rep, _ = r.replaceAgain(3, false)
+		if p := policyFrom(mustObjOf(r, rep.NextID)); p != always {
+			t.Errorf("the successor has policy %+v", p)
+		}
+	})
+}
+
 // TestFactsNameAHeldNode: that the container of the node's name is one that was held is read from the host's log, whatever stands
 // beside it: neither that its successor is gone nor that an older container is aside changes it.
 func TestFactsNameAHeldNode(t *testing.T) {

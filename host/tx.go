@@ -384,10 +384,14 @@ func (h *hostOps) ordinaryPolicy(old object) (Policy, error) {
 	if err != nil {
 		return policy, err
 	}
-	if s := heldSpec(logs, str(old, "Id")); s != nil {
+	switch s := heldSpec(logs, str(old, "Id")); {
+	case s == nil:
+		return policy, nil
+	case s.Policy.Name == "no": // a cut-over had taken it before: what the successor was to have is what it had
+		return s.nextPolicy(), nil
+	default:
 		return s.Policy, nil
 	}
-	return policy, nil
 }
 
 // holdWhy says why a replace must not start its old container again.
