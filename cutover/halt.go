@@ -128,6 +128,9 @@ func (h *halt) arm(ctx context.Context, r *Run) (Tally, error) {
 // are armed by then the halt goes on. Otherwise those that are not run on past the
 // height, and to start one again that has stopped there is for a person to say.
 func (h *halt) overtaken(ctx context.Context, r *Run) (Tally, bool, error) {
+	if !r.Touched(ctx) {
+		return nil, false, nil // nobody is armed: too late is all it is
+	}
 	if err := h.read(ctx, r); err != nil {
 		return nil, false, err
 	}

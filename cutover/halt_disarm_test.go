@@ -146,10 +146,22 @@ func TestDisarmGoesPastAHostThatIsAway(t *testing.T) {
 				if doc, err := tool.ops(waivers...).Resume(tool.ctx, op); err != nil || doc.Outcome != "aborted" || tool.unfinished() != "" {
 					t.Fatalf("%+v\n%v", doc, err)
 				}
-				if back {
-					w.untouched()
-					w.healthy()
+				if !back { // it is still armed when it comes back
+					w.Clear("007", "drop-ssh")
+					tool.exit()
+					again := w.tool()
+					defer again.exit()
+					ops := again.Ops()
+					plan, err := ops.LookBack(again.ctx, "007", nil)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if _, err := ops.Restore(again.ctx, plan); err != nil {
+						t.Fatal(err)
+					}
 				}
+				w.untouched()
+				w.healthy()
 				w.clean()
 			})
 		})

@@ -153,6 +153,25 @@ func TestHeightComesWhileArming(t *testing.T) {
 			w.clean()
 		})
 	})
+	t.Run("before the first", func(t *testing.T) {
+		inLab(t, 4, func(t *testing.T, w *world) {
+			tool := w.tool()
+			defer tool.exit()
+			height := w.far(4)
+			tool.when(cutover.Prepare, "begun", func() {
+				for w.tip() < height {
+					w.Blocks(50)
+				}
+			})
+			_, err := tool.halt(cutover.HaltAsk{Ask: tool.ask(), Height: height})
+			var late *cutover.TooLateError
+			if !errors.As(err, &late) || tool.unfinished() != "" {
+				t.Fatalf("operation %q, got %v", tool.unfinished(), err)
+			}
+			w.untouched()
+			w.clean()
+		})
+	})
 	t.Run("before the others", func(t *testing.T) {
 		inLab(t, 4, func(t *testing.T, w *world) {
 			tool := w.tool()

@@ -61,7 +61,8 @@ func NewHalt(view observe.View, in rolling.Inputs, ask HaltAsk) Plan {
 		{Prepare, fmt.Sprintf("arm node by node: the same image with QNET_HALT_HEIGHT=%d and restart policy %s, up to M3",
 			ask.Height, policyArmed),
 			"qnetops halt disarm: the old containers are put back one by one, with the policies they had", ""},
-		{Hold, "the armed fleet runs on towards the height", "qnetops halt disarm, as above", ""},
+		{Hold, "the armed fleet runs on towards the height", fmt.Sprintf("qnetops halt disarm, as above, while %d blocks are left "+
+			"for each node", rolling.ExpectedNode), ""},
 		{Go, "every node stops by itself at its first poll at or above the height; its restart policy is set to " + policyHalted,
 			"none; qnetops halt release IMAGE starts the fleet again, with the image it has if nothing is to " +
 				"change", "the first node that stops at the height"},

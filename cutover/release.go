@@ -75,6 +75,10 @@ func (x *release) start(ctx context.Context, r *Run) (Tally, error) {
 			return t, err
 		}
 	}
+	// Where it is resumed another hand may have started one that had halted.
+	if err := x.comeUp(ctx, r, x.plan.Release.Roll); err != nil {
+		return Tally{}, err
+	}
 	var later []string
 	for _, id := range x.plan.Hosts {
 		if !slices.Contains(x.plan.Release.First, id) {
@@ -95,7 +99,8 @@ func (x *release) start(ctx context.Context, r *Run) (Tally, error) {
 // clear ends the stay of the old containers: the armed ones, and those from before
 // the arming.
 func (x *release) clear(ctx context.Context, r *Run) (Tally, error) {
-	here, away := x.here(ctx, r, Go)
+	// Where a successor has not proven itself the old containers stay (invariant 3).
+	here, away := x.here(ctx, r, Go, Verify)
 	runner := x.roll(r)
 	away, err := x.tidy(ctx, r, runner, away)
 	if err != nil {
@@ -132,15 +137,16 @@ func (x *release) Undo(ctx context.Context, r *Run, phase PhaseName) error {
 	if phase != Prepare {
 		return nil
 	}
-	return x.roll(r).DiscardAll(ctx)
+	return x.discard(ctx, r, x.roll(r))
 }
 
 // Returnable looks whether a successor runs anywhere.
 func (x *release) Returnable(ctx context.Context, r *Run) error {
 	return noReturn(swapped(ctx, x.roll(r)), "the new image has been started on %s and may have written blocks by its rules: "+
 		"the old one is not started again. "+
-		"Mend what holds it and qnetops resume %s; if this image cannot run, close the operation as it stands with "+
-		"--waive point_of_no_return=REASON and roll a better one with qnetops roll IMAGE --recovery-halted", r.Op.ID())
+		"Mend what holds it and qnetops resume %s; if this image cannot run, stop the nodes by hand (docker stop), qnetops "+
+		"abort %s --waive point_of_no_return=REASON closes the operation as it stands, and qnetops halt release IMAGE starts "+
+		"all nodes on a better one", r.Op.ID(), r.Op.ID())
 }
 
 // Close clears the successors that did not start: the image that follows is rolled to

@@ -233,7 +233,9 @@ func (o *Operations) known(ctx context.Context, ask ReleaseAsk) (releaseInput, e
 		return in, err
 	}
 	for _, rec := range records { // newest first
-		if rec.Kind != KindHalt || rec.State != journal.Done {
+		if ended, err := o.haltEnded(ctx, rec); err != nil {
+			return in, err
+		} else if !ended {
 			continue
 		}
 		plan, err := LoadPlan(rec.Plan, rec.PlanDigest)
@@ -252,6 +254,20 @@ func (o *Operations) known(ctx context.Context, ask ReleaseAsk) (releaseInput, e
 		}
 	}
 	return in, nil
+}
+
+// haltEnded says whether a record is of a halt that left its fleet down: one that is
+// done, or that was closed as it stood.
+func (o *Operations) haltEnded(ctx context.Context, rec journal.Record) (bool, error) {
+	if rec.Kind != KindHalt || rec.State != journal.Aborted {
+		return rec.Kind == KindHalt && rec.State == journal.Done, nil
+	}
+	op, err := o.Store.Op(ctx, rec.ID)
+	if err != nil {
+		return false, err
+	}
+	steps, err := op.Steps(ctx)
+	return slices.ContainsFunc(steps, func(s journal.StepRecord) bool { return s.ID == stepClosing }), err
 }
 
 // fill takes over what a halt recorded. Who the members' hosts are was settled

@@ -48,7 +48,8 @@ func (x *unbar) Do(ctx context.Context, r *Run, phase PhaseName) (t Tally, err e
 			return x.watch(ctx, runner, id)
 		})
 	case Release:
-		here, away := x.here(ctx, r, Hold, Go)
+		// Where a successor has not proven itself the old container stays (invariant 3).
+		here, away := x.here(ctx, r, Hold, Go, Verify)
 		runner := x.roll(ctx, r)
 		if away, err = x.tidy(ctx, r, runner, away); err != nil {
 			return away, err
@@ -78,9 +79,26 @@ func (x *unbar) ready(ctx context.Context) (Tally, error) {
 	return t, ctx.Err()
 }
 
+// comeUp waits for the nodes that are starting on the containers a roll is to replace,
+// before the first is stopped: a stop before bring-up is not flushed, and a genesis node
+// comes up while three others run.
+func (c *crew) comeUp(ctx context.Context, r *Run, roll rolling.Plan) error {
+	_, err := c.each(ctx, c.plan.Hosts, Tally{}, func(ctx context.Context, id string) (Standing, error) {
+		s, p := lookAt(ctx, c.fleet, id), roll.Node(id)
+		if !s.Reached || !s.runs() || p == nil || s.Container != p.ContainerID {
+			return Standing{}, ctx.Err()
+		}
+		return Standing{}, c.cameUp(ctx, r, id, s)
+	})
+	return err
+}
+
 // swapAll changes all nodes at once. Before the first it looks once more that none
 // is left behind: a countdown lies in between.
 func (x *unbar) swapAll(ctx context.Context, r *Run) (Tally, error) {
+	if err := x.comeUp(ctx, r, x.plan.Unbar.Roll); err != nil {
+		return Tally{}, err
+	}
 	if !r.Touched(ctx) {
 		if t, err := x.ready(ctx); err != nil || len(x.open(r, t)) > 0 {
 			return t, err
@@ -105,14 +123,15 @@ func (x *unbar) Undo(ctx context.Context, r *Run, phase PhaseName) error {
 	if phase != Prepare {
 		return nil
 	}
-	return x.roll(ctx, r).DiscardAll(ctx)
+	return x.discard(ctx, r, x.roll(ctx, r))
 }
 
 // Returnable looks whether a successor runs anywhere.
 func (x *unbar) Returnable(ctx context.Context, r *Run) error {
 	return noReturn(swapped(ctx, x.roll(ctx, r)), "the new image runs on %s: the other nodes must follow, for until then the "+
 		"two groups derive different committees; "+
-		"qnetops resume %s. To close the operation as it stands: --waive point_of_no_return=REASON", r.Op.ID())
+		"qnetops resume %s. Where they cannot, qnetops abort %s --waive point_of_no_return=REASON closes the operation as it "+
+		"stands", r.Op.ID(), r.Op.ID())
 }
 
 // Close clears the successors that did not start.

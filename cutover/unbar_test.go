@@ -1,6 +1,7 @@
 package cutover_test
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -54,6 +55,66 @@ func TestUnbarAtOneMoment(t *testing.T) {
 		}
 		if first.Before(ask.At) || last.Sub(first) > time.Minute {
 			t.Errorf("started from %s to %s, named was %s", first, last, ask.At)
+		}
+		w.clean()
+	})
+}
+
+// TestUnbarWaitsForANodeThatIsStarting: a node that was started anew just before the
+// moment changes once it has come up, for before that it does not flush; the others
+// run until then, for it waits for them.
+func TestUnbarWaitsForANodeThatIsStarting(t *testing.T) {
+	inOpened(t, func(t *testing.T, w *world, tool *tool, ask cutover.UnbarAsk, build string) {
+		tool.when(cutover.Go, "begun", func() { w.again("003") })
+		seen := 0
+		was := tool.emit
+		tool.emit = func(e rolling.Event) {
+			was(e)
+			if e.Kind != rolling.KindStep || e.Name != "replace" || e.State != "done" {
+				return
+			}
+			for _, c := range w.all(e.Node) {
+				if strings.Contains(c.Name, "-pre-") {
+					if seen++; c.ExitCode != 0 {
+						t.Errorf("%s: %s, want it flushed", e.Node, names(w.all(e.Node)))
+					}
+				}
+			}
+		}
+		if doc, err := tool.unbar(ask); err != nil || doc.Outcome != rolling.OutcomeDone || seen != len(survivors) {
+			t.Fatalf("%d seen, %+v\n%v", seen, doc, err)
+		}
+		w.clean()
+	})
+}
+
+// TestUnbarTakenBackWithoutALostHost: a host that is lost before the moment keeps the
+// operation open, by name, until a person passes it by.
+func TestUnbarTakenBackWithoutALostHost(t *testing.T) {
+	inOpened(t, func(t *testing.T, w *world, tool *tool, ask cutover.UnbarAsk, build string) {
+		tool.dieAt(cutover.Hold, "done")
+		if _, err := tool.unbar(ask); err == nil {
+			t.Fatal("the process did not die")
+		}
+		op := tool.op()
+		tool.exit()
+		w.inject("003", "drop-ssh", "hold")
+		tool = w.tool()
+		_, err := tool.ops().Abort(tool.ctx, op)
+		var hint interface{ Hint() string }
+		if err == nil || !strings.Contains(err.Error(), "003") || !errors.As(err, &hint) || !strings.Contains(hint.Hint(), "--waive members=REASON") {
+			t.Fatalf("got %v", err)
+		}
+		tool.exit()
+		tool = w.tool()
+		defer tool.exit()
+		if doc, err := tool.ops(because).Resume(tool.ctx, op); err != nil || doc.Outcome != "aborted" || tool.unfinished() != "" {
+			t.Fatalf("%+v\n%v", doc, err)
+		}
+		for _, id := range survivors {
+			if id != "003" && len(w.all(id)) != 1 {
+				t.Errorf("%s: %s", id, names(w.all(id)))
+			}
 		}
 		w.clean()
 	})

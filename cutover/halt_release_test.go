@@ -1,0 +1,85 @@
+package cutover_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/qnetops/qnetops/cutover"
+	"github.com/qnetops/qnetops/rolling"
+)
+
+var closing = rolling.Waiver{Check: "point_of_no_return", Reason: "a test"}
+
+// TestReleaseOnABetterImage: the way out that a release names where its image cannot
+// run is one.
+func TestReleaseOnABetterImage(t *testing.T) {
+	inLab(t, 4, func(t *testing.T, w *world) {
+		tool := w.afterHalt()
+		if _, err := tool.release(cutover.ReleaseAsk{Ask: tool.ask(), Image: "qnet:crash"}); err == nil {
+			t.Fatal("it is done")
+		}
+		op := tool.op()
+		tool.exit()
+		tool = w.tool()
+		_, err := tool.ops().Abort(tool.ctx, op)
+		var refused *rolling.RefusedError
+		if !errors.As(err, &refused) {
+			t.Fatalf("got %v", err)
+		}
+		said := refused.Checks[0].Reason
+		at := 0
+		for _, words := range []string{"stop the nodes by hand (docker stop)", "qnetops abort " + op + " --waive point_of_no_return=REASON", "qnetops halt release IMAGE"} {
+			i := strings.Index(said[at:], words)
+			if i < 0 {
+				t.Fatalf("%q does not say %q in its turn", said, words)
+			}
+			at += i
+		}
+		for _, id := range w.ids() {
+			w.inject(id, "stop", "")
+		}
+		if doc, err := tool.ops(closing).Abort(tool.ctx, op); err != nil || doc.Outcome != "aborted" {
+			t.Fatalf("%+v\n%v", doc, err)
+		}
+		tool.exit()
+		tool = w.tool()
+		defer tool.exit()
+		if _, err := tool.release(cutover.ReleaseAsk{Ask: tool.ask(), Image: "qnet:v2"}); err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range w.ids() {
+			w.runs(id, "v2")
+		}
+		w.healthy()
+		w.clean()
+	})
+}
+
+// TestReleaseAfterAHaltThatWasClosed: a halt that was closed as it stood has recorded
+// the policies too.
+func TestReleaseAfterAHaltThatWasClosed(t *testing.T) {
+	inLab(t, 4, func(t *testing.T, w *world) {
+		tool := w.tool()
+		tool.cancelAt(cutover.Verify)
+		if _, err := tool.halt(cutover.HaltAsk{Ask: tool.ask(), Height: w.far(4)}); err == nil {
+			t.Fatal("not interrupted")
+		}
+		op := tool.op()
+		tool.exit()
+		tool = w.tool()
+		if doc, err := tool.ops(closing).Abort(tool.ctx, op); err != nil || doc.Outcome != "aborted" {
+			t.Fatalf("%+v\n%v", doc, err)
+		}
+		tool.exit()
+		tool = w.tool()
+		defer tool.exit()
+		if _, err := tool.release(cutover.ReleaseAsk{Ask: tool.ask(), Image: "qnet:v2"}); err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range w.ids() {
+			w.runs(id, "v2")
+		}
+		w.clean()
+	})
+}
