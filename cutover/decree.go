@@ -78,13 +78,15 @@ func (l *lowest) tells(target uint64, b before, block time.Duration) bool {
 type decree struct {
 	*crew
 	pulse   *chainWatch
-	lowest  map[string]lowest // by host; this and results under the crew's lock
+	lowest  map[string]lowest // by host; this, results and refused under the crew's lock
 	results map[string]DecreeResult
+	refused map[string]string // what a node answered that was handed the decree after the others
+	follows map[string]uint64 // the newest macroblock that such a node holds alike with the others
 }
 
 func newDecree(plan Plan, f *fleet.Fleet) *decree {
 	return &decree{crew: newCrew(plan, f), pulse: &chainWatch{fleet: f}, lowest: map[string]lowest{},
-		results: map[string]DecreeResult{}}
+		results: map[string]DecreeResult{}, refused: map[string]string{}, follows: map[string]uint64{}}
 }
 
 // Do runs one phase.
@@ -150,12 +152,12 @@ func (d *decree) submit(ctx context.Context, r *Run) (Tally, error) {
 	return d.all("the decree is out"), nil
 }
 
-func (d *decree) post(ctx context.Context, r *Run) error {
+// hand is the journaled request to the node of one host.
+func (d *decree) hand(ctx context.Context, r *Run, id string) (answer host.DecreeAnswer, err error) {
 	p := d.plan.Decree
-	hst, _ := d.fleet.Inventory().Host(p.Via)
+	hst, _ := d.fleet.Inventory().Host(id)
 	req := host.DecreeRequest{Container: hst.Container, Port: hst.APIPort, Seq: p.Seq, Target: p.Target, Sigs: p.Sigs}
-	var answer host.DecreeAnswer
-	err := r.Step(ctx, p.Via, stepDecree, fmt.Sprintf("hand decree %d to the node", p.Seq), func(ctx context.Context,
+	err = r.Step(ctx, id, stepDecree, fmt.Sprintf("hand decree %d to the node", p.Seq), func(ctx context.Context,
 		w *host.Writer) (any, error) {
 		var err error
 		answer, err = w.Decree(ctx, req)
@@ -169,6 +171,12 @@ func (d *decree) post(ctx context.Context, r *Run) error {
 		}
 		return answer, nil
 	})
+	return answer, err
+}
+
+func (d *decree) post(ctx context.Context, r *Run) error {
+	p := d.plan.Decree
+	answer, err := d.hand(ctx, r, p.Via)
 	switch {
 	case answer.Refused != "" && r.Again:
 		return &rolling.StoppedError{Operation: r.Op.ID(), Node: p.Via, Reason: fmt.Sprintf("it refuses decree %d: %s%s", p.Seq,
@@ -213,7 +221,15 @@ func (d *decree) settle(ctx context.Context, r *Run) error {
 		return err
 	}
 	for _, s := range record.Unsettled() {
-		if _, name := splitStep(s.ID); name != stepDecree {
+		id, name := splitStep(s.ID)
+		if name != stepDecree {
+			continue
+		}
+		if id != d.plan.Decree.Via { // the others have it
+			if err := r.Op.Settle(context.WithoutCancel(ctx), s.ID, journal.StepFailed, "it may be handed over again: a node that has "+
+				"taken it refuses its number", nil); err != nil {
+				return err
+			}
 			continue
 		}
 		state, text, err := d.look(ctx, r)
@@ -291,6 +307,27 @@ func (d *decree) verify(ctx context.Context, r *Run) (t Tally, err error) {
 	if raw := r.Result(ctx, stepLowest); raw != nil && json.Unmarshal(raw, &d.lowest) != nil {
 		d.lowest = map[string]lowest{}
 	}
+	t, err = d.await(ctx, r, was, away)
+	if missed := d.missed(t); err == nil && len(missed) > 0 {
+		if err = d.handOver(ctx, r, missed); err == nil {
+			t, err = d.await(ctx, r, was, away)
+		}
+	}
+	if err != nil || len(d.open(r, t)) > 0 {
+		return t, err
+	}
+	var here []string
+	for _, id := range d.plan.Hosts {
+		if t[id].State == Finished {
+			here = append(here, id)
+		}
+	}
+	return t, d.pulse.run(ctx, r, here, "a decree")
+}
+
+// await waits until every node has started anew and come up, or the time for it is
+// over.
+func (d *decree) await(ctx context.Context, r *Run, was map[string]before, away Tally) (t Tally, err error) {
 	block := d.fleet.Inventory().Block
 	err = repeat(ctx, max(block, leastPoll), max((decreeBlocks+bootBlocks)*block, leastDecree), func(late bool) (bool, error) {
 		known := len(d.lowest)
@@ -304,16 +341,92 @@ func (d *decree) verify(ctx context.Context, r *Run) (t Tally, err error) {
 		maps.DeleteFunc(waits, func(id string, _ Standing) bool { _, gone := away[id]; return gone })
 		return settledAll(waits), ctx.Err()
 	})
-	if err != nil || len(d.open(r, t)) > 0 {
-		return t, err
-	}
-	var here []string
-	for _, id := range d.plan.Hosts {
-		if t[id].State == Finished {
-			here = append(here, id)
+	return t, err
+}
+
+// missed are the hosts whose node runs on as if there were no decree, while others
+// have taken it: it was away or starting when they gossiped.
+func (d *decree) missed(t Tally) (ids []string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	taken := false
+	for id, s := range t {
+		taken = taken || d.results[id].Restarted
+		if s.State == Failed && !s.Down && !d.results[id].Restarted {
+			ids = append(ids, id)
 		}
 	}
-	return t, d.pulse.run(ctx, r, here, "a decree")
+	if !taken {
+		return nil
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// handOver gives the decree to nodes that have missed it. It is the same one: a node
+// that has taken it refuses its number, and one that holds a certified point above
+// the target says so.
+func (d *decree) handOver(ctx context.Context, r *Run, ids []string) error {
+	t, err := d.change(ctx, r, ids, Tally{}, func(ctx context.Context, id string) (Standing, error) {
+		answer, err := d.hand(ctx, r, id)
+		if answer.Refused != "" {
+			index := d.alike(ctx, id)
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			d.refused[id], err = answer.Refused+meaning(answer.Refused), nil
+			if index > 0 {
+				d.follows[id] = index
+			}
+		}
+		return Standing{State: Finished, Text: "was handed the decree, which it had missed"}, err
+	})
+	d.tell(r, Verify, t)
+	if err != nil {
+		return err
+	}
+	return d.settle(ctx, r)
+}
+
+// alike is the newest macroblock above the target that a node holds alike with one
+// that has taken the decree; 0: none is shown. A node that was away takes the new
+// chain from the others once that is certified, and has nothing more to prune.
+func (d *decree) alike(ctx context.Context, id string) uint64 {
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	defer cancel()
+	seal := func(id string, index uint64) (*node.Hash, uint64) {
+		conn, err := rolling.Reach(ctx, d.fleet, id)
+		if err != nil {
+			return nil, 0
+		}
+		if index == 0 {
+			pos, err := conn.Node().Position(ctx)
+			if err != nil {
+				return nil, 0
+			}
+			index = pos.LastSealed
+		}
+		hash, _, err := hashAt(ctx, conn.Node(), index)
+		if err != nil {
+			return nil, 0
+		}
+		return hash, index
+	}
+	own, index := seal(id, 0)
+	if own == nil || node.WindowHead(index) <= d.plan.Decree.Target {
+		return 0
+	}
+	for _, other := range d.plan.Hosts {
+		d.mu.Lock()
+		taken := d.results[other].Restarted
+		d.mu.Unlock()
+		if !taken || other == id {
+			continue
+		}
+		if theirs, _ := seal(other, index); theirs != nil && *theirs == *own {
+			return index
+		}
+	}
+	return 0
 }
 
 // highestOf is the highest height that another host shows.
@@ -348,6 +461,14 @@ func (d *decree) round(ctx context.Context, r *Run, was map[string]before, late 
 		}
 		var res DecreeResult
 		t[id], res = judgeDecree(d.plan.Decree.Target, d.fleet.Inventory().Block, b, known, s, low, up, late)
+		switch words, index := d.refused[id], d.follows[id]; {
+		case words == "" || res.Restarted || !s.runs():
+		case index > 0:
+			t[id] = Standing{State: Finished, Text: fmt.Sprintf("has not started anew: it was away, and holds macroblock %d of the chain "+
+				"that the others went on with", index)}
+		default:
+			t[id] = Standing{State: Failed, Text: "it was handed the decree and refuses it: " + words}
+		}
 		d.results[id] = res
 		r.Say(rolling.Event{Node: id, Kind: rolling.KindWait, Name: string(Verify), State: string(t[id].State), Text: t[id].Text})
 	})

@@ -110,8 +110,8 @@ func (x *rollback) startOne(ctx context.Context, r *Run, runner *rolling.Runner,
 	if s.Reached && !s.runs() {
 		// One that never came up is started again: that it goes back a second time takes
 		// nothing. One that was up may have signed what it would drop then.
-		if why := x.wasUp(ctx, r, id, s); why != "" {
-			return Standing{State: Failed, Down: true, Text: why}, nil
+		if standing, over := x.wasUp(ctx, id, s); over {
+			return standing, nil
 		}
 		req := host.StateRequest{Container: p.Container, ExpectID: s.Container, State: host.StateRunning}
 		if err := bring(ctx, r, id, string(actStart), "start the successor again", req); err != nil {
@@ -128,24 +128,30 @@ func (x *rollback) startOne(ctx context.Context, r *Run, runner *rolling.Runner,
 	return Standing{State: Finished, Text: "its successor runs"}, nil
 }
 
-// wasUp says why a successor that ended must not be started with the variable again;
-// "" where it never came up.
-func (x *rollback) wasUp(ctx context.Context, r *Run, id string, s sight) string {
+// wasUp says how a successor stands that ended and must not be started with the
+// variable again: it would go back once more, below what it has signed since. verify
+// starts it without.
+func (x *rollback) wasUp(ctx context.Context, id string, s sight) (Standing, bool) {
 	text := fmt.Sprintf("its successor ended with exit code %d", s.ExitCode)
 	switch lines, err := runLines(ctx, x.fleet, id, s.Since); {
 	case err != nil:
-		return fmt.Sprintf("%s, and its log, which tells whether it may be started again, cannot be read: %v", text, err)
+		return Standing{State: Failed, Down: true, Text: fmt.Sprintf("%s, and its log, which tells whether it may be started again, "+
+			"cannot be read: %v", text, err)}, true
 	case slices.ContainsFunc(lines, node.BringupComplete):
-		return fmt.Sprintf("%s after it had come up: with the variable it would go back once more, below what it has signed since. "+
-			"qnetops resume %s --waive members=REASON goes on; in the end it is started without the variable", text, r.Op.ID())
+		return Standing{State: Finished, Down: true, Text: text + " after it had come up; it is not sent back a second time"}, true
 	}
-	return ""
+	return Standing{}, false
 }
 
 // verify reads what each node did, and then sees the chain go on.
 func (x *rollback) verify(ctx context.Context, r *Run) (Tally, error) {
 	here, away := x.here(ctx, r, Hold, Go)
 	t, err := x.outcomes(ctx, r, here)
+	if ended := x.ended(t); err == nil && len(ended) > 0 {
+		if err = x.putBack(ctx, r, x.allBut(ended), true); err == nil {
+			t, err = x.outcomes(ctx, r, here)
+		}
+	}
 	for id, s := range away {
 		t[id] = s
 	}
@@ -155,12 +161,32 @@ func (x *rollback) verify(ctx context.Context, r *Run) (Tally, error) {
 	return t, x.pulse.run(ctx, r, here, "a rollback")
 }
 
+// ended are the hosts whose node has gone back and does not run any more.
+func (x *rollback) ended(t Tally) (ids []string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for id, s := range t {
+		if s.State == Failed && s.Down && x.results[id].ok() {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+func (x *rollback) allBut(ids []string) Tally {
+	t := x.all("")
+	for _, id := range ids {
+		delete(t, id)
+	}
+	return t
+}
+
 // outcomes waits until every node has said what its rollback did and has come up.
 func (x *rollback) outcomes(ctx context.Context, r *Run, here []string) (t Tally, err error) {
 	block := x.fleet.Inventory().Block
 	err = repeat(ctx, max(block, leastPoll), max(bootBlocks*block, leastPulse), func(late bool) (bool, error) {
 		t, err = x.each(ctx, here, Tally{}, func(ctx context.Context, id string) (Standing, error) {
-			return x.outcome(ctx, id, late), nil
+			return x.outcome(ctx, r, id, late), nil
 		})
 		x.tell(r, Verify, t)
 		return settledAll(t), err
@@ -168,12 +194,19 @@ func (x *rollback) outcomes(ctx context.Context, r *Run, here []string) (t Tally
 	return t, err
 }
 
-func (x *rollback) outcome(ctx context.Context, id string, late bool) Standing {
+func (x *rollback) outcome(ctx context.Context, r *Run, id string, late bool) Standing {
 	var (
 		lines []node.LogLine
 		err   error
 	)
 	at := lookAt(ctx, x.fleet, id)
+	if at.Reached && at.Container == x.plan.Rollback.Roll.Node(id).ContainerID && stepBegun(ctx, r, id, "putback") {
+		if at.runs() {
+			return Standing{State: Finished, Text: "went back, ended, and runs without the variable again"}
+		}
+		return Standing{State: Failed, Down: true, Text: fmt.Sprintf("went back, and its container without the variable ended with exit "+
+			"code %d", at.ExitCode)}
+	}
 	if at.Reached {
 		lines, err = runLines(ctx, x.fleet, id, at.Since)
 	}
@@ -279,6 +312,11 @@ func (x *rollback) putBack(ctx context.Context, r *Run, away Tally, standing boo
 		return x.policyBack(ctx, r, p)
 	}
 	for _, p := range plan.Nodes {
+		if sights[p.ID].Reached { // it may have been away when the operation was taken up
+			if err := r.TakeFence(ctx, p.ID); err != nil {
+				return fmt.Errorf("host %s: %w", p.ID, err)
+			}
+		}
 		if err := x.startLeft(ctx, r, p, sights[p.ID]); err != nil {
 			return err
 		}

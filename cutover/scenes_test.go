@@ -292,9 +292,14 @@ func (s *scene) through(p *tool, err error, waivers ...rolling.Waiver) {
 		p.exit()
 		p = s.process()
 		s.Wait(time.Second)
-		if open := p.unfinished(); open == "" {
+		switch open := p.unfinished(); {
+		case open == "":
 			_, err = s.begin(p)
-		} else {
+		case strings.Contains(err.Error(), "qnetops abort starts all nodes again"):
+			if _, err = p.ops().Abort(p.ctx, open); err == nil {
+				_, err = s.begin(p)
+			}
+		default:
 			_, err = p.ops(waivers...).Resume(p.ctx, open)
 		}
 	}
