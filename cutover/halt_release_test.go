@@ -83,3 +83,34 @@ func TestReleaseAfterAHaltThatWasClosed(t *testing.T) {
 		w.clean()
 	})
 }
+
+// TestPassedByKeepsItsOldContainers: a host that was passed by before its successor had
+// proven itself keeps what it had, although it answers again in the end (invariant 3).
+func TestPassedByKeepsItsOldContainers(t *testing.T) {
+	inLab(t, 4, func(t *testing.T, w *world) {
+		tool := w.afterHalt()
+		tool.when(cutover.Verify, "begun", func() { w.inject("003", "drop-ssh", "hold") })
+		_, err := tool.release(cutover.ReleaseAsk{Ask: tool.ask(), Image: "qnet:v2"})
+		if err == nil || !strings.Contains(err.Error(), "held in phase verify, not finished: 003: missing") {
+			t.Fatalf("got %v", err)
+		}
+		op := tool.op()
+		tool.exit()
+		tool = w.tool()
+		defer tool.exit()
+		tool.when(cutover.Release, "begun", func() { w.Clear("003", "drop-ssh") })
+		if doc, err := tool.ops(because).Resume(tool.ctx, op); err != nil || doc.Outcome != rolling.OutcomeDone {
+			t.Fatalf("%+v\n%v", doc, err)
+		}
+		for _, id := range w.ids() {
+			want := 1
+			if id == "003" {
+				want = 3
+			}
+			if got := w.all(id); len(got) != want {
+				t.Errorf("%s: %s", id, names(got))
+			}
+		}
+		w.clean()
+	})
+}
