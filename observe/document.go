@@ -18,6 +18,19 @@ type StatusDocument struct {
 	Nodes   []StatusNode `json:"nodes"`
 	Seal    *StatusSeal  `json:"seal"`
 	Checks  []Check      `json:"checks"`
+	// Open are the operations on the fleet that are not finished, newest first; null
+	// where whoever looks could not read the journal. A view does not know of it.
+	Open []StatusOperation `json:"open_operations"`
+}
+
+// StatusOperation is an operation that runs now, or was left midway and is to be
+// resumed or aborted.
+type StatusOperation struct {
+	ID        string    `json:"id"`
+	Kind      string    `json:"kind"`
+	State     string    `json:"state"`
+	Operator  string    `json:"operator"`
+	StartedAt time.Time `json:"started_at"`
 }
 
 // StatusFleet is the verdict on the whole.

@@ -17,6 +17,14 @@ import (
 	"github.com/qnetops/qnetops/observe"
 )
 
+// heldSuffix makes the name a plan calls a container by that was held: it bears the
+// node's own.
+const heldSuffix = "-pre-held"
+
+// Held says that what comes back is the node's own container, which a replace stopped
+// for good when its successor did not start.
+func (p NodePlan) Held() bool { return p.Aside == p.Container+heldSuffix }
+
 // LookBack finds the container that was set aside last on one node, and what
 // would come back with it. It needs no journal: everything is on the host, also
 // when the operator's machine and its state are gone.
@@ -37,7 +45,7 @@ func (o *Operations) LookBack(ctx context.Context, id string, waivers []Waiver) 
 	aside, name := facts, newestAside(facts.Siblings, h.Container)
 	switch {
 	case facts.Held: // before what is aside: that is older, such as from before a halt
-		name = h.Container + "-pre-held"
+		name = h.Container + heldSuffix
 	case name != "":
 		aside, err = agent.Facts(ctx, host.FactsRequest{Container: name})
 	default:

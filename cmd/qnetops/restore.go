@@ -37,11 +37,17 @@ func runRestore(ctx context.Context, s streams, g globals, id string) error {
 			return err
 		}
 		p := plan.Nodes[0]
-		r.tell.say("node %s: container %s comes back in the place of %s (image %s)", id, p.Aside, p.Container, p.FromRef)
+		name := p.Aside
+		if p.Held() {
+			name = p.Container
+			r.tell.say("node %s: container %s, which was stopped for good, is started again (image %s)", id, name, p.FromRef)
+		} else {
+			r.tell.say("node %s: container %s comes back in the place of %s (image %s)", id, name, p.Container, p.FromRef)
+		}
 		if g.dryRun {
 			return nil
 		}
-		if err := confirm(ctx, s, g, fmt.Sprintf("put %s back on node %s?", p.Aside, id)); err != nil {
+		if err := confirm(ctx, s, g, fmt.Sprintf("put %s back on node %s?", name, id)); err != nil {
 			return err
 		}
 		doc, err := r.ops.Restore(ctx, plan)

@@ -44,7 +44,7 @@ func runStatus(c *cli.Context, s streams, g globals) error {
 	}
 	defer f.Close()
 	var (
-		open    []unfinished
+		open    []observe.StatusOperation
 		unknown error
 		journal sync.WaitGroup
 	)
@@ -56,7 +56,9 @@ func runStatus(c *cli.Context, s streams, g globals) error {
 	}
 	shown := chosen(view, g)
 	if g.json {
-		err = printJSON(s.out, statusDocument{shown.Document(), open})
+		doc := shown.Document()
+		doc.Open = open
+		err = printJSON(s.out, doc)
 	} else if err = printStatus(s.out, shown, g.verbose); err == nil {
 		printOpen(s.out, open)
 	}

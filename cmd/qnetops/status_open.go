@@ -12,26 +12,10 @@ import (
 // journalLimit bounds how long `status` waits for the journal: the fleet must be seen even where its store is away.
 const journalLimit = 5 * time.Second
 
-// unfinished is an operation on the fleet that is not finished: it runs now, or was left midway and is to be resumed.
-type unfinished struct {
-	ID        string    `json:"id"`
-	Kind      string    `json:"kind"`
-	State     string    `json:"state"`
-	Operator  string    `json:"operator"`
-	StartedAt time.Time `json:"started_at"`
-}
-
-// statusDocument is what the hosts show, and what the journal knows to be unfinished. Open is null where the journal could
-// not be read.
-type statusDocument struct {
-	observe.StatusDocument
-	Open []unfinished `json:"open_operations"`
-}
-
 // openOperations reads the unfinished operations of a fleet, newest first. A default store that does not exist has none and is
 // not made; one that was named and is not there says nothing.
-func openOperations(ctx context.Context, g globals, fleet string) ([]unfinished, error) {
-	open := []unfinished{}
+func openOperations(ctx context.Context, g globals, fleet string) ([]observe.StatusOperation, error) {
+	open := []observe.StatusOperation{}
 	switch {
 	case g.stateMissing() && g.stateGiven:
 		return nil, g.needState("status")
@@ -51,14 +35,14 @@ func openOperations(ctx context.Context, g globals, fleet string) ([]unfinished,
 	}
 	for _, r := range records {
 		if !r.State.Finished() {
-			open = append(open, unfinished{ID: r.ID, Kind: r.Kind, State: string(r.State), Operator: r.Operator, StartedAt: r.StartedAt})
+			open = append(open, observe.StatusOperation{ID: r.ID, Kind: r.Kind, State: string(r.State), Operator: r.Operator, StartedAt: r.StartedAt})
 		}
 	}
 	return open, nil
 }
 
 // printOpen names the unfinished operations, each with the commands that end it.
-func printOpen(w io.Writer, open []unfinished) {
+func printOpen(w io.Writer, open []observe.StatusOperation) {
 	for _, o := range open {
 		fmt.Fprintf(w, "operation %s (%s, by %s since %s) is not finished: qnetops ops %s shows it; unless somebody runs it now, "+
 			"qnetops resume %s or qnetops abort %s\n", o.ID, o.Kind, o.Operator, o.StartedAt.UTC().Format(time.RFC3339), o.ID, o.ID, o.ID)

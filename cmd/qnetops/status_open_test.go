@@ -27,7 +27,7 @@ func TestStatusNamesOpenOperations(t *testing.T) {
 	}
 	state := filepath.Join(t.TempDir(), "state.db")
 	line := []string{"status", "--hosts", hosts, "--state", state}
-	if open := answer(t, exitDone, line[:3]...)["open_operations"].([]any); len(open) != 0 {
+	if open := answer(t, exitDone, "status", "--hosts", hosts)["open_operations"].([]any); len(open) != 0 {
 		t.Errorf("without a journal: %v", open)
 	}
 	if open := answer(t, exitDone, line...)["open_operations"]; open != nil {
