@@ -231,3 +231,17 @@ func TestRollbackDoesNotMindTheOldSide(t *testing.T) {
 		w.unarmed(without(w.ids(), "007")...)
 	})
 }
+
+// TestRestoreDoesNotUnhalt: what lies aside on a halted node is from before the halt. It is not put back unasked: it would go
+// on past the height.
+func TestRestoreDoesNotUnhalt(t *testing.T) {
+	inLab(t, 4, func(t *testing.T, w *world) {
+		p := w.afterHalt()
+		_, err := p.ops().LookBack(p.ctx, "003", nil)
+		w.mustRefuse(err, "one_shot", "would go on past the height")
+		waived := []rolling.Waiver{{Check: "one_shot", Reason: "a test"}}
+		if plan, err := p.ops().LookBack(p.ctx, "003", waived); err != nil || len(plan.Nodes) != 1 {
+			t.Errorf("%+v %v", plan, err)
+		}
+	})
+}

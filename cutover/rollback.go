@@ -247,8 +247,14 @@ func judgeBack(target *uint64, s sight, lines []node.LogLine, unread error, late
 }
 
 // leftAlone is said of a host that a rollback ended without.
-const leftAlone = "took no part and is left as it stands: before it is started, its own blocks above the target must go: " +
-	"qnetops rollback of it alone, the others left out with --skip"
+func leftAlone(p rolling.NodePlan) string {
+	text := "took no part and is left as it stands: before it is started, its own blocks above the target must go: " +
+		"qnetops rollback of it alone, the others left out with --skip"
+	if p.Policy != nil {
+		text += "; its restart policy was " + p.Policy.Name
+	}
+	return text
+}
 
 // leftOut are the hosts that the end of a rollback leaves as they stand: those on
 // their old container that took no part, and those that were passed by and cannot be
@@ -263,7 +269,7 @@ func (x *rollback) leftOut(ctx context.Context, r *Run) (Tally, error) {
 			out[id] = Standing{State: Missing, Text: "cannot be reached: " + s.Why + "; where it was started with the variable it carries " +
 				"it still, and qnetops status names that once it is back"}
 		case s.Reached && old != nil && s.Container == old.ContainerID && (gone || !s.runs()) && !stepBegun(ctx, r, id, "putback"):
-			out[id] = Standing{State: Missing, Down: !s.runs(), Text: leftAlone}
+			out[id] = Standing{State: Missing, Down: !s.runs(), Text: leftAlone(*old)}
 		}
 	}
 	return out, ctx.Err()

@@ -1,6 +1,7 @@
 package rolling
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -61,7 +62,21 @@ func (o *Operations) LookBack(ctx context.Context, id string, waivers []Waiver) 
 		p.StopTimeout = max(p.StopTimeout, c.StopTimeoutSeconds)
 	}
 	plan := Plan{Schema: "qnetops/plan/v1", Kind: kindRestore, Fleet: inv.Name, Gates: "not checked", Waivers: waivers, Nodes: []NodePlan{p}}
-	return plan, (&Runner{Plan: plan}).oneShot(p.ID, aside.Container)
+	r := &Runner{Plan: plan}
+	return plan, cmp.Or(r.halted(p, facts.Container), r.oneShot(p.ID, aside.Container))
+}
+
+// halted forbids starting what was set aside before a halt on a node that has halted:
+// it would go on past the height by the rules that the others leave behind.
+func (r *Runner) halted(p NodePlan, c *host.ContainerFacts) error {
+	if c == nil || c.Running() || p.Held() || !slices.Contains(c.OneShot, host.VarHaltHeight) {
+		return nil
+	}
+	if _, waived := r.waived("one_shot"); waived {
+		return nil
+	}
+	return &RefusedError{Checks: []observe.Check{{Name: "one_shot", Verdict: observe.Fail, Reason: fmt.Sprintf("%s: it is down with %s, and %s is "+
+		"from before that: it would go on past the height; qnetops halt release starts the fleet", p.ID, host.VarHaltHeight, p.Aside)}}}
 }
 
 func newestAside(siblings []host.Sibling, container string) string {
