@@ -138,10 +138,10 @@ func (h *halt) overtaken(ctx context.Context, r *Run) (Tally, bool, error) {
 	if ctx.Err() != nil {
 		return nil, false, ctx.Err()
 	}
-	tally, not := judgeArmed(h.plan.Hosts, h.armed, sights)
 	if !hasCome(h.plan.Halt.Height, h.armed, sights) {
 		return nil, false, nil
 	}
+	tally, not := judgeArmed(h.plan.Hosts, h.armed, sights)
 	h.seen, h.last = sights, tally
 	open := Judge(h.plan.Hosts, tally, membersWaived(r))
 	switch {
@@ -409,39 +409,35 @@ func settleRepeatable(ctx context.Context, r *Run, id string) error {
 	return nil
 }
 
-// Undo disarms: only prepare has anything to take back. A host that cannot be reached
+// Undo disarms: only prepare has anything to take back. A host that cannot be looked at
 // is left armed where a person passes it by.
 func (h *halt) Undo(ctx context.Context, r *Run, phase PhaseName) error {
 	if phase != Prepare {
 		return nil
 	}
 	runner := h.roll(r)
-	var away []string
-	for id, s := range lookAll(ctx, h.fleet, h.plan.Hosts) {
-		if !s.Reached && !s.Gone {
-			away = append(away, id)
-		}
-	}
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	passed := membersWaived(r)
-	if passed {
-		runner.Plan.Nodes = slices.DeleteFunc(slices.Clone(runner.Plan.Nodes), func(p rolling.NodePlan) bool {
-			return slices.Contains(away, p.ID)
-		})
-	}
 	_, err := runner.Disarm(ctx)
-	var stopped *rolling.StoppedError
+	var (
+		unseen  *rolling.UnseenError
+		stopped *rolling.StoppedError
+	)
 	switch {
-	case err == nil && passed:
-		for _, id := range away {
-			r.Say(rolling.Event{Node: id, Kind: rolling.KindNote, Name: "disarm", Text: "passed by: once its host answers, qnetops " +
-				"restore " + id + " puts back the container it had before it was armed, if it was"})
+	case !errors.As(err, &unseen):
+		return err
+	case !membersWaived(r):
+		if errors.As(err, &stopped) {
+			stopped.Next += "; a host that will not come back is passed by with --waive members=REASON"
 		}
-	case len(away) > 0 && errors.As(err, &stopped) && stopped.Next != "":
-		stopped.Next += "; a host that will not come back is passed by with --waive members=REASON"
+		return err
 	}
+	for _, id := range unseen.Hosts {
+		r.Say(rolling.Event{Node: id, Kind: rolling.KindNote, Name: "disarm", Text: "passed by: once its host answers, qnetops " +
+			"restore " + id + " puts back the container it had before it was armed, if it was"})
+	}
+	runner.Plan.Nodes = slices.DeleteFunc(slices.Clone(runner.Plan.Nodes), func(p rolling.NodePlan) bool {
+		return slices.Contains(unseen.Hosts, p.ID)
+	})
+	_, err = runner.Disarm(ctx) // what else there was to say
 	return err
 }
 

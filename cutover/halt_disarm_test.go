@@ -1,6 +1,7 @@
 package cutover_test
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -118,17 +119,26 @@ func TestDisarmOvertaken(t *testing.T) {
 	})
 }
 
-// TestDisarmGoesPastAHostThatIsAway: a host that cannot be reached keeps no other
+// TestDisarmGoesPastAHostThatIsAway: a host that cannot be looked at keeps no other
 // armed. It is named, and put back when it answers; or it is passed by.
 func TestDisarmGoesPastAHostThatIsAway(t *testing.T) {
-	for _, back := range []bool{true, false} {
-		t.Run(map[bool]string{true: "comes back", false: "stays away"}[back], func(t *testing.T) {
+	for name, c := range map[string]struct {
+		fault, arg string
+		back       bool
+	}{
+		"comes back":    {"drop-ssh", "hold", true},
+		"stays away":    {"drop-ssh", "hold", false},
+		"has no engine": {"engine-down", "", true},
+	} {
+		t.Run(name, func(t *testing.T) {
 			inLab(t, 7, func(t *testing.T, w *world) {
 				op, _ := w.armedUntil(10 * rolling.ExpectedNode)
-				w.inject("007", "drop-ssh", "hold")
+				w.inject("007", c.fault, c.arg)
 				tool := w.tool()
 				_, err := tool.ops().Abort(tool.ctx, op)
-				if err == nil || !strings.Contains(err.Error(), "007") {
+				var stopped *rolling.StoppedError
+				if !errors.As(err, &stopped) || !strings.Contains(err.Error(), "007") ||
+					!strings.Contains(stopped.Hint(), "qnetops resume "+op) || !strings.Contains(stopped.Hint(), "--waive members=REASON") {
 					t.Fatalf("got %v", err)
 				}
 				for _, id := range w.ids()[:6] {
@@ -136,34 +146,39 @@ func TestDisarmGoesPastAHostThatIsAway(t *testing.T) {
 				}
 				tool.exit()
 				tool = w.tool()
-				defer tool.exit()
 				var waivers []rolling.Waiver
-				if back {
-					w.Clear("007", "drop-ssh")
+				if c.back {
+					w.Clear("007", c.fault)
 				} else {
 					waivers = append(waivers, because)
 				}
-				if doc, err := tool.ops(waivers...).Resume(tool.ctx, op); err != nil || doc.Outcome != "aborted" || tool.unfinished() != "" {
+				doc, err := tool.ops(waivers...).Resume(tool.ctx, op)
+				if err != nil || doc.Outcome != "aborted" || tool.unfinished() != "" {
 					t.Fatalf("%+v\n%v", doc, err)
 				}
-				if !back { // it is still armed when it comes back
-					w.Clear("007", "drop-ssh")
-					tool.exit()
-					again := w.tool()
-					defer again.exit()
-					ops := again.Ops()
-					plan, err := ops.LookBack(again.ctx, "007", nil)
-					if err != nil {
-						t.Fatal(err)
-					}
-					if _, err := ops.Restore(again.ctx, plan); err != nil {
-						t.Fatal(err)
-					}
+				tool.exit()
+				if !c.back { // it is still armed when it comes back
+					w.Clear("007", c.fault)
+					w.setBack("007")
 				}
 				w.untouched()
 				w.healthy()
 				w.clean()
 			})
 		})
+	}
+}
+
+// setBack is the command `qnetops restore NODE`.
+func (w *world) setBack(id string) {
+	w.Helper()
+	tool := w.tool()
+	defer tool.exit()
+	plan, err := tool.Ops().LookBack(tool.ctx, id, nil)
+	if err == nil {
+		_, err = tool.Ops().Restore(tool.ctx, plan)
+	}
+	if err != nil {
+		w.Fatal(err)
 	}
 }

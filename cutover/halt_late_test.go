@@ -46,7 +46,8 @@ func (w *world) mustHoldArming(err error, op string, armed []string, not ...stri
 	w.Helper()
 	var stopped *rolling.StoppedError
 	if !errors.As(err, &stopped) || !strings.Contains(err.Error(), "held in phase prepare") ||
-		!strings.Contains(stopped.Hint(), "qnetops abort "+op) || !strings.Contains(stopped.Hint(), "qnetops resume "+op+" --waive members=REASON") {
+		!strings.Contains(stopped.Hint(), "qnetops abort "+op) ||
+		!strings.Contains(stopped.Hint(), "qnetops resume "+op+" --waive members=REASON") {
 		w.Fatalf("got %v", err)
 	}
 	for _, id := range not {

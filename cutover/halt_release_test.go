@@ -29,7 +29,8 @@ func TestReleaseOnABetterImage(t *testing.T) {
 		}
 		said := refused.Checks[0].Reason
 		at := 0
-		for _, words := range []string{"stop the nodes by hand (docker stop)", "qnetops abort " + op + " --waive point_of_no_return=REASON", "qnetops halt release IMAGE"} {
+		for _, words := range []string{"stop the nodes by hand (docker stop)",
+			"qnetops abort " + op + " --waive point_of_no_return=REASON", "qnetops halt release IMAGE"} {
 			i := strings.Index(said[at:], words)
 			if i < 0 {
 				t.Fatalf("%q does not say %q in its turn", said, words)

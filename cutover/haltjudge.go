@@ -72,8 +72,8 @@ func (s sight) runs() bool {
 	return false
 }
 
-// crashes says that a node has ended and been started again by its engine, and has not
-// come up since: where others have stopped nobody is left to wait for it.
+// crashes says that a node has ended, was started again by its engine, and has not come
+// up since, or waits for its next start.
 func (s sight) crashes() bool {
 	return s.State == "restarting" || s.State == "running" && s.Height == nil && s.Restarts > 0
 }

@@ -15,7 +15,11 @@ func TestJudgeHaltOfOneThatComesToNothing(t *testing.T) {
 	loop := sight{Reached: true, Container: "a", State: "restarting", Policy: "on-failure", Restarts: 7, ExitCode: 137}
 	with := func(s sight, change func(*sight)) sight { change(&s); return s }
 	stuck := with(loop, func(s *sight) { s.Stuck = true })
-	down := with(loop, func(s *sight) { s.State, s.Policy = "exited", "no" })
+	in := func(s sight, state, policy string, code int) sight {
+		return with(s, func(s *sight) { s.State, s.Policy, s.ExitCode = state, policy, code })
+	}
+	young := with(stuck, func(s *sight) { s.State, s.Restarts = "running", 0 })
+	down := in(loop, "exited", "no", 137)
 	forced := &Stop{Container: "a", Armed: h, Forced: true}
 	for name, c := range map[string]struct {
 		armed  string
@@ -28,14 +32,14 @@ func TestJudgeHaltOfOneThatComesToNothing(t *testing.T) {
 	}{
 		"crashes":                 {"a", loop, nil, true, Waiting, actNone, "crashed with exit code 137"},
 		"crashes, alone":          {"a", stuck, nil, false, Waiting, actForce, "restart 7, exit code 137"},
-		"starting, alone":         {"a", with(stuck, func(s *sight) { s.State = "running" }), nil, false, Waiting, actForce, "again and again"},
-		"starts for once":         {"a", with(stuck, func(s *sight) { s.State, s.Restarts = "running", 0 }), nil, false, Waiting, actNone, "not known"},
+		"starting, alone":         {"a", in(stuck, "running", "on-failure", 0), nil, false, Waiting, actForce, "again and again"},
+		"starts for once":         {"a", young, nil, false, Waiting, actNone, "not known"},
 		"to be stopped":           {"a", stuck, forced, false, Waiting, actStop, "it is stopped"},
 		"stopped":                 {"a", down, forced, false, Failed, actNone, "may not have flushed"},
-		"stopped, by policy":      {"a", with(down, func(s *sight) { s.Policy = "on-failure" }), forced, false, Waiting, actNo, "still on-failure"},
-		"not armed":               {"", with(loop, func(s *sight) { s.State, s.Policy = "running", "always" }), nil, true, Failed, actNone, "never armed"},
-		"not armed, stopped":      {"", with(down, func(s *sight) { s.Policy, s.ExitCode = "always", 0 }), nil, true, Failed, actNo, "exit code 0"},
-		"not armed, stopped well": {"", with(down, func(s *sight) { s.ExitCode = 0 }), nil, true, Failed, actNone, "exit code 0"},
+		"stopped, by policy":      {"a", in(loop, "exited", "on-failure", 137), forced, false, Waiting, actNo, "still on-failure"},
+		"not armed":               {"", in(loop, "running", "always", 0), nil, true, Failed, actNone, "never armed"},
+		"not armed, stopped":      {"", in(loop, "exited", "always", 0), nil, true, Failed, actNo, "exit code 0"},
+		"not armed, stopped well": {"", in(loop, "exited", "no", 0), nil, true, Failed, actNone, "exit code 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, todo := judgeHalt(h, c.armed, c.s, c.known, c.others)
@@ -57,7 +61,8 @@ func TestProgress(t *testing.T) {
 		t.Error("a height counts once")
 	}
 	for i, s := range []sight{{Reached: true, State: "restarting", Restarts: 1}, {Reached: true, State: "running", Restarts: 1},
-		{Reached: true, State: "running", Height: height(899), Restarts: 2}, {Why: "no route"}, {Reached: true, State: "restarting", Restarts: 3}} {
+		{Reached: true, State: "running", Height: height(899), Restarts: 2}, {Why: "no route"},
+		{Reached: true, State: "restarting", Restarts: 3}} {
 		if p.grows(tally(Waiting, s.State), sights(s), nil) {
 			t.Errorf("look %d is taken for progress", i)
 		}
@@ -66,7 +71,8 @@ func TestProgress(t *testing.T) {
 		t.Error("that it is stopped from here is taken for progress")
 	}
 	stop := map[string]*Stop{"1": {Height: 1003}}
-	if !p.grows(tally(Waiting, ""), up, stop) || p.grows(tally(Finished, ""), up, stop) || p.grows(tally(Waiting, "came back"), up, stop) {
+	if !p.grows(tally(Waiting, ""), up, stop) || p.grows(tally(Finished, ""), up, stop) ||
+		p.grows(tally(Waiting, "came back"), up, stop) {
 		t.Error("a stop counts once")
 	}
 	if !p.grows(tally(Waiting, ""), sights(sight{Reached: true, Height: height(901)}), stop) {
@@ -83,8 +89,10 @@ func TestJudgeArmed(t *testing.T) {
 		return sight{Reached: true, Container: container, State: "exited", Stop: stop}
 	}
 	hosts, armed := []string{"1", "2", "3", "4", "5", "6"}, map[string]string{"1": "a", "2": "a", "3": "a", "6": "a"}
-	at := map[string]sight{"1": end("a", &Stop{Height: 1001}), "2": run("a", 998), "3": run("b", 998), "4": end("c", nil), "5": {Why: "away"}, "6": {Why: "away"}}
-	if !hasCome(1000, armed, at) || !hasCome(998, armed, map[string]sight{"2": at["2"]}) || hasCome(999, armed, map[string]sight{"2": at["2"]}) {
+	at := map[string]sight{"1": end("a", &Stop{Height: 1001}), "2": run("a", 998), "3": run("b", 998), "4": end("c", nil),
+		"5": {Why: "away"}, "6": {Why: "away"}}
+	two := map[string]sight{"2": at["2"]}
+	if !hasCome(1000, armed, at) || !hasCome(998, armed, two) || hasCome(999, armed, two) {
 		t.Error("when the height has come")
 	}
 	if hasCome(1000, nil, map[string]sight{"1": at["1"]}) {
@@ -94,8 +102,8 @@ func TestJudgeArmed(t *testing.T) {
 	if !slices.Equal(not, []string{"3", "4", "5"}) {
 		t.Errorf("not armed: %v", not)
 	}
-	want := map[string]Standing{"1": {State: Finished}, "2": {State: Finished}, "3": {State: Failed}, "4": {State: Failed, Down: true},
-		"5": {State: Missing}, "6": {State: Missing}}
+	want := map[string]Standing{"1": {State: Finished}, "2": {State: Finished}, "3": {State: Failed},
+		"4": {State: Failed, Down: true}, "5": {State: Missing}, "6": {State: Missing}}
 	for id, w := range want {
 		if got := tally[id]; got.State != w.State || got.Down != w.Down {
 			t.Errorf("%s: %+v, want %+v", id, got, w)

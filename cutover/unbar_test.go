@@ -102,7 +102,8 @@ func TestUnbarTakenBackWithoutALostHost(t *testing.T) {
 		tool = w.tool()
 		_, err := tool.ops().Abort(tool.ctx, op)
 		var hint interface{ Hint() string }
-		if err == nil || !strings.Contains(err.Error(), "003") || !errors.As(err, &hint) || !strings.Contains(hint.Hint(), "--waive members=REASON") {
+		if err == nil || !strings.Contains(err.Error(), "003") || !errors.As(err, &hint) ||
+			!strings.Contains(hint.Hint(), "--waive members=REASON") {
 			t.Fatalf("got %v", err)
 		}
 		tool.exit()

@@ -163,7 +163,10 @@ func (r *Runner) OneByOne(ctx context.Context) ([]NodeResult, error) {
 // Neither a container that cannot be cleared away nor a host that cannot be reached keeps
 // another node waiting; it is the error in the end.
 func (r *Runner) Disarm(ctx context.Context) (out []NodeResult, err error) {
-	var left, away []error
+	var (
+		left   []error
+		unseen *UnseenError
+	)
 	todo, fallen := r.Plan.Targets(), map[string]bool{}
 	slices.Reverse(todo)
 	for len(todo) > 0 {
@@ -179,14 +182,14 @@ func (r *Runner) Disarm(ctx context.Context) (out []NodeResult, err error) {
 		}
 		out = append(out, result)
 		var (
-			kept    *LeftoverError
-			stopped *StoppedError
+			kept *LeftoverError
+			one  *UnseenError
 		)
 		switch {
 		case errors.As(err, &kept):
 			left, err = append(left, kept), nil
-		case isAway(err) && !errors.As(err, &stopped): // at the first look
-			away = append(away, fmt.Errorf("host %s: %w", p.ID, err))
+		case errors.As(err, &one):
+			unseen = unseen.and(one)
 			continue
 		}
 		if err == nil && r.Back != nil {
@@ -196,22 +199,40 @@ func (r *Runner) Disarm(ctx context.Context) (out []NodeResult, err error) {
 			return out, r.stopped(p.ID, err)
 		}
 	}
-	return out, r.notDisarmed(left, away)
+	return out, r.notDisarmed(left, unseen)
 }
 
 // notDisarmed is the error of a disarm that has come past what it could not do; nil
 // where there is none of that.
-func (r *Runner) notDisarmed(left, away []error) error {
+func (r *Runner) notDisarmed(left []error, unseen *UnseenError) error {
 	switch {
-	case len(away) > 0:
-		return &StoppedError{Operation: r.Op.ID(), Reason: "what can be reached is disarmed, the rest is not",
+	case unseen != nil:
+		return &StoppedError{Operation: r.Op.ID(), Reason: "what can be looked at is disarmed, the rest is not",
 			Next: fmt.Sprintf("qnetops resume %s goes on with the hosts that are named, once they answer", r.Op.ID()),
-			Err:  errors.Join(append(away, left...)...)}
+			Err:  errors.Join(append([]error{unseen}, left...)...)}
 	case len(left) > 0:
 		return &StoppedError{Operation: r.Op.ID(), Reason: "what was armed is disarmed, and not all of it is cleared away",
 			Next: clearNext(r.Op.ID()), Err: errors.Join(left...)}
 	}
 	return nil
+}
+
+// UnseenError says which hosts a disarm has come past, because they could not be looked
+// at; their nodes may still be armed.
+type UnseenError struct {
+	Hosts []string
+	Err   error
+}
+
+func (e *UnseenError) Error() string { return e.Err.Error() }
+
+func (e *UnseenError) Unwrap() error { return e.Err }
+
+func (e *UnseenError) and(other *UnseenError) *UnseenError {
+	if e == nil {
+		return other
+	}
+	return &UnseenError{Hosts: append(slices.Clone(e.Hosts), other.Hosts...), Err: errors.Join(e.Err, other.Err)}
 }
 
 // raise puts back at once what was armed and is down, and sorts those to the front:
@@ -260,7 +281,8 @@ func (r *Runner) eachNode(ctx context.Context, nodes []NodePlan, fn func(context
 // disarmNext disarms the first of these nodes, and lets go of it when one of them goes
 // down: what it waits for, votes of others or their heights, comes when that one is back.
 // fallen are those that were seen to do so before, each of which counts once.
-func (r *Runner) disarmNext(ctx context.Context, nodes []NodePlan, fallen map[string]bool) (result NodeResult, fell bool, err error) {
+func (r *Runner) disarmNext(ctx context.Context, nodes []NodePlan, fallen map[string]bool) (result NodeResult, fell bool,
+	err error) {
 	bounded, cancel := context.WithCancel(ctx)
 	seen := make(chan []string, 1)
 	go func() {
@@ -306,11 +328,14 @@ func (r *Runner) falls(ctx context.Context, nodes []NodePlan) (down []string) {
 }
 
 func (r *Runner) disarmNode(ctx context.Context, p NodePlan) (NodeResult, error) {
+	result := NodeResult{ID: p.ID, Outcome: NodeHeld, Milestones: []Milestone{}}
 	situation, err := r.situation(ctx, p)
-	if err != nil || stageOf(situation, p) != stageReplaced {
+	switch {
+	case err != nil && r.stoppedBefore(ctx, p) && !isFenced(err) && ctx.Err() == nil:
+		return result, &UnseenError{Hosts: []string{p.ID}, Err: fmt.Errorf("host %s: %w", p.ID, err)}
+	case err != nil || stageOf(situation, p) != stageReplaced:
 		return r.abortNode(ctx, p)
 	}
-	result := NodeResult{ID: p.ID, Outcome: NodeHeld, Milestones: []Milestone{}}
 	if err := r.settled(ctx, p); err != nil {
 		return result, err
 	}
