@@ -115,3 +115,35 @@ func TestPassedByKeepsItsOldContainers(t *testing.T) {
 		w.clean()
 	})
 }
+
+// TestReleaseGoesOnWithoutACrashLoop: one node that crashes at each start holds the
+// release, with the way on without it.
+func TestReleaseGoesOnWithoutACrashLoop(t *testing.T) {
+	inLab(t, 4, func(t *testing.T, w *world) {
+		tool := w.afterHalt()
+		looping := false
+		tool.when(cutover.Verify, "begun", func() {
+			if !looping {
+				looping = true
+				w.loops("003")
+			}
+		})
+		_, err := tool.release(cutover.ReleaseAsk{Ask: tool.ask(), Image: "qnet:v2"})
+		if err == nil || !strings.Contains(err.Error(), "003: failed: ") ||
+			!strings.Contains(err.Error(), "stopped by hand (docker stop), then --waive members=REASON passes it by") {
+			t.Fatalf("got %v", err)
+		}
+		op := tool.op()
+		tool.exit()
+		w.inject("003", "stop", "")
+		tool = w.tool()
+		defer tool.exit()
+		if doc, err := tool.ops(because).Resume(tool.ctx, op); err != nil || doc.Outcome != rolling.OutcomeDone {
+			t.Fatalf("%+v\n%v", doc, err)
+		}
+		for _, id := range []string{"001", "002", "004"} {
+			w.runs(id, "v2")
+		}
+		w.clean()
+	})
+}

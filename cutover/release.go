@@ -40,7 +40,7 @@ func (x *release) Do(ctx context.Context, r *Run, phase PhaseName) (t Tally, err
 		runner := x.roll(r)
 		runner.Together()
 		t, err = x.change(ctx, r, here, away, func(ctx context.Context, id string) (Standing, error) {
-			return x.watch(ctx, runner, id)
+			return x.prove(ctx, runner, id)
 		})
 	case Release:
 		t, err = x.clear(ctx, r)

@@ -45,7 +45,7 @@ func (x *unbar) Do(ctx context.Context, r *Run, phase PhaseName) (t Tally, err e
 		runner := x.roll(ctx, r)
 		runner.Together()
 		t, err = x.change(ctx, r, here, away, func(ctx context.Context, id string) (Standing, error) {
-			return x.watch(ctx, runner, id)
+			return x.prove(ctx, runner, id)
 		})
 	case Release:
 		// Where a successor has not proven itself the old container stays (invariant 3).
@@ -61,6 +61,20 @@ func (x *unbar) Do(ctx context.Context, r *Run, phase PhaseName) (t Tally, err e
 		return nil, fmt.Errorf("an un-barring has no phase %s", phase)
 	}
 	return x.keep(t), err
+}
+
+// prove is watch for nodes of which each may be left behind in the end. One that fails
+// and runs on, or crashes again and again, is not passed by as one that is down is: it is
+// said what leads there.
+func (c *crew) prove(ctx context.Context, runner *rolling.Runner, id string) (Standing, error) {
+	s, err := c.watch(ctx, runner, id)
+	if err == nil || ofAll(err) {
+		return s, err
+	}
+	if s = c.failed(ctx, id, err); s.State == Failed && !s.Down {
+		s.Text += "; to go on without it it is stopped by hand (docker stop), then --waive members=REASON passes it by"
+	}
+	return s, nil
 }
 
 // ready looks whether every node runs, so that none is left behind at the moment.
