@@ -432,7 +432,8 @@ func (h *halt) Undo(ctx context.Context, r *Run, phase PhaseName) error {
 	}
 	for _, id := range unseen.Hosts {
 		r.Say(rolling.Event{Node: id, Kind: rolling.KindNote, Name: "disarm", Text: "passed by: once its host answers, qnetops " +
-			"restore " + id + " puts back the container it had before it was armed, if it was"})
+			"restore " + id + " puts back the container it had before it was armed, if it was; with --waive one_shot=REASON where it " +
+			"has stopped at the height since"})
 	}
 	runner.Plan.Nodes = slices.DeleteFunc(slices.Clone(runner.Plan.Nodes), func(p rolling.NodePlan) bool {
 		return slices.Contains(unseen.Hosts, p.ID)
