@@ -344,15 +344,21 @@ func (d *decree) await(ctx context.Context, r *Run, was map[string]before, away 
 	return t, err
 }
 
-// missed are the hosts whose node runs on as if there were no decree, while others
-// have taken it: it was away or starting when they gossiped.
+// missed says that a node did not do what the decree asks for: it runs on, or was
+// started anew by something else and has its blocks above the target still.
+func (r DecreeResult) missed() bool { return !r.Restarted || r.Pruned != nil && !*r.Pruned }
+
+// missed are the hosts whose node goes on as if there were no decree, while others
+// have taken it: it was away or starting when they gossiped, or was ended before it
+// could prune.
 func (d *decree) missed(t Tally) (ids []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	taken := false
 	for id, s := range t {
-		taken = taken || d.results[id].Restarted
-		if s.State == Failed && !s.Down && !d.results[id].Restarted {
+		res := d.results[id]
+		taken = taken || res.Restarted && !res.missed()
+		if s.State == Failed && !s.Down && res.missed() {
 			ids = append(ids, id)
 		}
 	}
@@ -417,7 +423,7 @@ func (d *decree) alike(ctx context.Context, id string) uint64 {
 	}
 	for _, other := range d.plan.Hosts {
 		d.mu.Lock()
-		taken := d.results[other].Restarted
+		taken := d.results[other].Restarted && !d.results[other].missed()
 		d.mu.Unlock()
 		if !taken || other == id {
 			continue
@@ -462,9 +468,9 @@ func (d *decree) round(ctx context.Context, r *Run, was map[string]before, late 
 		var res DecreeResult
 		t[id], res = judgeDecree(d.plan.Decree.Target, d.fleet.Inventory().Block, b, known, s, low, up, late)
 		switch words, index := d.refused[id], d.follows[id]; {
-		case words == "" || res.Restarted || !s.runs():
+		case words == "" || !res.missed() || !s.runs():
 		case index > 0:
-			t[id] = Standing{State: Finished, Text: fmt.Sprintf("has not started anew: it was away, and holds macroblock %d of the chain "+
+			t[id] = Standing{State: Finished, Text: fmt.Sprintf("has pruned nothing: it was away, and holds macroblock %d of the chain "+
 				"that the others went on with", index)}
 		default:
 			t[id] = Standing{State: Failed, Text: "it was handed the decree and refuses it: " + words}

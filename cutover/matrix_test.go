@@ -170,6 +170,7 @@ func TestMatrixEngineRestarts(t *testing.T) {
 				return
 			}
 			if !slices.Contains(s.asleep, f.phase) {
+				s.booted = "003"
 				s.inject("003", f.what, "")
 				return
 			}
