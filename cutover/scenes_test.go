@@ -293,7 +293,10 @@ func (s *scene) through(p *tool, err error, waivers ...rolling.Waiver) {
 		}
 		s.Logf("run: %v", err)
 		if errors.As(err, new(*rolling.InDoubtError)) {
-			s.Fatalf("in doubt: %v", err)
+			if !strings.Contains(err.Error(), "the host cannot be looked at") {
+				s.Fatalf("in doubt: %v", err)
+			}
+			s.Wait(30 * time.Second) // it boots
 		}
 		p.exit()
 		p = s.process()
