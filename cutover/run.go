@@ -119,11 +119,10 @@ func (r *Run) barrier(ctx context.Context, phase Phase, tally Tally) error {
 // Held is the error of an operation that holds before the end of a phase.
 func (r *Run) Held(phase PhaseName, open []string) error {
 	id := r.Op.ID()
-	return &rolling.StoppedError{Operation: id, Reason: fmt.Sprintf("held in phase %s, not finished: %s", phase,
-		strings.Join(open, "; ")),
-		Next: fmt.Sprintf("qnetops resume %s goes on from here; a host that will not come back is passed by with --waive "+
-			"members=REASON; "+
-			"qnetops abort %s goes back, while the point of no return is ahead", id, id)}
+	return &rolling.StoppedError{Operation: id,
+		Reason: fmt.Sprintf("held in phase %s, not finished: %s", phase, strings.Join(open, "; ")),
+		Next: fmt.Sprintf("qnetops resume %s goes on from here; a host that will not come back, or whose node you have stopped, is "+
+			"passed by with --waive members=REASON; qnetops abort %s goes back, while the point of no return is ahead", id, id)}
 }
 
 // countdown waits for the time the operator named, and says how long it is.
