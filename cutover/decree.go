@@ -51,6 +51,8 @@ type DecreeResult struct {
 	From      *uint64 `json:"from_height"`
 	Lowest    *uint64 `json:"lowest_height"` // seen after the start
 	Pruned    *bool   `json:"pruned"`
+	// unnoted: the node runs, and was away when it was noted where the nodes stand.
+	unnoted bool
 }
 
 // stepLowest is where the lowest heights since the start are kept, for a process
@@ -153,8 +155,12 @@ func (d *decree) submit(ctx context.Context, r *Run) (Tally, error) {
 }
 
 // hand is the journaled request to the node of one host.
+//
+// A node that was asked before and has this number applied has taken that request
+// after all, or another one of the same number; the looks at every node that follow
+// tell.
 func (d *decree) hand(ctx context.Context, r *Run, id string) (answer host.DecreeAnswer, err error) {
-	p := d.plan.Decree
+	p, asked := d.plan.Decree, stepBegun(ctx, r, id, stepDecree)
 	hst, _ := d.fleet.Inventory().Host(id)
 	req := host.DecreeRequest{Container: hst.Container, Port: hst.APIPort, Seq: p.Seq, Target: p.Target, Sigs: p.Sigs}
 	err = r.Step(ctx, id, stepDecree, fmt.Sprintf("hand decree %d to the node", p.Seq), func(ctx context.Context,
@@ -166,6 +172,8 @@ func (d *decree) hand(ctx context.Context, r *Run, id string) (answer host.Decre
 			return nil, fmt.Errorf("%w: %w", err, journal.ErrUnknownOutcome)
 		case err != nil:
 			return nil, err
+		case asked && strings.Contains(answer.Refused, seqApplied):
+			answer = host.DecreeAnswer{Accepted: true}
 		case !answer.Accepted:
 			return nil, fmt.Errorf("the node refuses: %s", answer.Refused)
 		}
@@ -188,7 +196,7 @@ func (d *decree) post(ctx context.Context, r *Run) error {
 	case err != nil && ctx.Err() == nil && errors.Is(err, journal.ErrUnknownOutcome):
 		r.Say(rolling.Event{Node: p.Via, Kind: rolling.KindNote, Name: stepDecree, State: "in_doubt",
 			Text: "the answer was lost; looking whether the nodes start anew"})
-		if err := d.settle(ctx, r); err != nil || d.accepted(ctx, r) {
+		if err := d.settle(ctx, r, false); err != nil || d.accepted(ctx, r) {
 			return err
 		}
 		return &rolling.StoppedError{Operation: r.Op.ID(), Node: p.Via, Reason: "the decree did not reach the nodes: none of " +
@@ -198,10 +206,14 @@ func (d *decree) post(ctx context.Context, r *Run) error {
 	return err
 }
 
+// seqApplied is in the refusal of a node that has applied this number or a higher one
+// (facts 1.18).
+const seqApplied = "seq at or below"
+
 // meaning adds to a refusal of the node what it asks of the operator.
 func meaning(words string) string {
 	switch {
-	case strings.Contains(words, "seq at or below"):
+	case strings.Contains(words, seqApplied):
 		return ": this number or a higher one was applied before; have a higher one endorsed"
 	case strings.Contains(words, "signature quorum not met"):
 		return ": at least one signature is not true for this number and height; gather them again with decree endorse"
@@ -214,8 +226,10 @@ func meaning(words string) string {
 }
 
 // settle decides by looking whether a decree in doubt took place: the nodes exit and
-// start anew where it did. It is never sent again before that is known.
-func (d *decree) settle(ctx context.Context, r *Run) error {
+// start anew where it did. It is never sent again before that is known. byWord lets a
+// person's word count where they do not show it: it is said of what was in doubt then,
+// and not of a request of this run.
+func (d *decree) settle(ctx context.Context, r *Run, byWord bool) error {
 	record, err := r.Op.Record(context.WithoutCancel(ctx))
 	if err != nil {
 		return err
@@ -236,6 +250,9 @@ func (d *decree) settle(ctx context.Context, r *Run) error {
 		if err != nil {
 			return err
 		}
+		if said, why := d.word(r); state == journal.StepInDoubt && byWord && said != "" {
+			state, text = said, "by the operator's word: "+why
+		}
 		if state == journal.StepInDoubt {
 			return &rolling.InDoubtError{Operation: r.Op.ID(), Node: d.plan.Decree.Via, Reason: "whether the decree was taken: " + text +
 				fmt.Sprintf("; whoever has looked at the nodes' logs says so: qnetops resume %s --waive decree_taken=REASON, or --waive "+
@@ -251,15 +268,23 @@ func (d *decree) settle(ctx context.Context, r *Run) error {
 	return nil
 }
 
-// look waits until the nodes show whether they took the decree. Where they cannot, a
-// person who has looked has the last word.
+// word is what a person says of the decree who has looked where the nodes do not tell;
+// "" for nothing.
+func (d *decree) word(r *Run) (state journal.StepState, why string) {
+	if !r.Again {
+		return "", ""
+	}
+	if why, said := waived("decree_taken", r.Waivers); said {
+		return journal.StepDone, "it was taken, " + why
+	}
+	if why, said := waived("decree_not_taken", r.Waivers); said {
+		return journal.StepFailed, "it was not taken, " + why
+	}
+	return "", ""
+}
+
+// look waits until the nodes show whether they took the decree.
 func (d *decree) look(ctx context.Context, r *Run) (state journal.StepState, text string, err error) {
-	if why, said := waived("decree_taken", r.Waivers); said && r.Again {
-		return journal.StepDone, "taken, by the operator's word: " + why, nil
-	}
-	if why, said := waived("decree_not_taken", r.Waivers); said && r.Again {
-		return journal.StepFailed, "not taken, by the operator's word: " + why, nil
-	}
 	was, block := d.before(ctx, r), d.fleet.Inventory().Block
 	err = repeat(ctx, max(block, leastPoll), max(decreeBlocks*block, leastDecree), func(late bool) (bool, error) {
 		state, text = judgeDoubt(was, lookAll(ctx, d.fleet, slices.Sorted(maps.Keys(was))), late)
@@ -310,7 +335,7 @@ func (d *decree) verify(ctx context.Context, r *Run) (t Tally, err error) {
 	t, err = d.await(ctx, r, was, away)
 	if missed := d.missed(t); err == nil && len(missed) > 0 {
 		if err = d.handOver(ctx, r, missed); err == nil {
-			t, err = d.await(ctx, r, was, away)
+			t, err = d.await(ctx, r, d.before(ctx, r), away)
 		}
 	}
 	if err != nil || len(d.open(r, t)) > 0 {
@@ -358,7 +383,7 @@ func (d *decree) missed(t Tally) (ids []string) {
 	for id, s := range t {
 		res := d.results[id]
 		taken = taken || res.Restarted && !res.missed()
-		if s.State == Failed && !s.Down && res.missed() {
+		if s.State == Failed && !s.Down && res.missed() || res.unnoted {
 			ids = append(ids, id)
 		}
 	}
@@ -369,10 +394,27 @@ func (d *decree) missed(t Tally) (ids []string) {
 	return ids
 }
 
+// noteLate writes down where the nodes stand that were away before.
+func (d *decree) noteLate(ctx context.Context, r *Run, ids []string) error {
+	all, late := d.before(ctx, r), false
+	for id, s := range lookAll(ctx, d.fleet, ids) {
+		if _, known := all[id]; !known && s.Reached {
+			all[id], late = before{Container: s.Container, Started: s.Started, Height: s.Height}, true
+		}
+	}
+	if !late || ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return r.Record(ctx, stepBefore, "note where nodes stand that were away", all)
+}
+
 // handOver gives the decree to nodes that have missed it. It is the same one: a node
 // that has taken it refuses its number, and one that holds a certified point above
 // the target says so.
 func (d *decree) handOver(ctx context.Context, r *Run, ids []string) error {
+	if err := d.noteLate(ctx, r, ids); err != nil {
+		return err
+	}
 	t, err := d.change(ctx, r, ids, Tally{}, func(ctx context.Context, id string) (Standing, error) {
 		answer, err := d.hand(ctx, r, id)
 		if answer.Refused != "" {
@@ -390,7 +432,7 @@ func (d *decree) handOver(ctx context.Context, r *Run, ids []string) error {
 	if err != nil {
 		return err
 	}
-	return d.settle(ctx, r)
+	return d.settle(ctx, r, false)
 }
 
 // alike is the newest macroblock above the target that a node holds alike with one
@@ -423,9 +465,9 @@ func (d *decree) alike(ctx context.Context, id string) uint64 {
 	}
 	for _, other := range d.plan.Hosts {
 		d.mu.Lock()
-		taken := d.results[other].Restarted && !d.results[other].missed()
+		pruned := d.results[other].Pruned
 		d.mu.Unlock()
-		if !taken || other == id {
+		if pruned == nil || !*pruned || other == id {
 			continue
 		}
 		if theirs, _ := seal(other, index); theirs != nil && *theirs == *own {
@@ -500,6 +542,7 @@ func judgeDecree(target uint64, block time.Duration, b before, known bool, s sig
 	case !s.Reached:
 		return Standing{State: Missing, Text: s.Why}, res
 	case !known:
+		res.unnoted = s.runs()
 		return Standing{State: Missing, Text: "it is not known where it stood before the decree"}, res
 	case !s.runs():
 		return open(fmt.Sprintf("it ended with exit code %d and has not been started again (restart policy %s)", s.ExitCode,
@@ -545,7 +588,7 @@ func (d *decree) Returnable(ctx context.Context, r *Run) error {
 }
 
 // Settle settles the request where its outcome is not known.
-func (d *decree) Settle(ctx context.Context, r *Run) error { return d.settle(ctx, r) }
+func (d *decree) Settle(ctx context.Context, r *Run) error { return d.settle(ctx, r, true) }
 
 func (d *decree) hosts(ctx context.Context, _ *Run) []HostResult {
 	out := d.seenResults(ctx)

@@ -362,7 +362,7 @@ func (o *Operations) goOn(ctx context.Context, id string, fn going) (Document, e
 		proc, err = o.procedure(plan)
 		return err
 	}, func(ctx context.Context, s *rolling.Session) error {
-		r := &Run{Runner: s.Runner(rolling.Plan{}), Session: s, Plan: plan, Again: true}
+		r := &Run{Runner: s.Runner(rolling.Plan{}), Session: s, Plan: plan}
 		if err := proc.Settle(ctx, r); err != nil {
 			return r.end(ctx, err)
 		}

@@ -279,7 +279,8 @@ func (x *restarting) Undo(ctx context.Context, r *Run, phase PhaseName) error {
 func (x *restarting) Returnable(ctx context.Context, r *Run) error {
 	return noReturn(swapped(ctx, x.roll(r)), "the release was started on %s and may have written blocks of the new chain. "+
 		"Mend what holds it and qnetops resume %s; "+
-		"to close the operation as it stands: --waive point_of_no_return=REASON. What was set aside stays in any case", r.Op.ID())
+		"qnetops abort %s --waive point_of_no_return=REASON closes the operation as it stands. What was set aside stays in any case",
+		r.Op.ID(), r.Op.ID())
 }
 
 // Settle settles the steps in doubt. Data moves settle by themselves when they are
@@ -338,6 +339,7 @@ func (x *restarting) clear(ctx context.Context, r *Run) (Tally, error) {
 	if err != nil || len(x.open(r, t)) > 0 {
 		return t, err
 	}
+	here = slices.DeleteFunc(here, func(id string) bool { return t[id].State != Finished })
 	return t, x.unset(ctx, r, here, false)
 }
 

@@ -121,6 +121,8 @@ func (x *restarting) unset(ctx context.Context, r *Run, here []string, closing b
 			return err
 		}
 	}
+	// Who was lost since it was planned is left out.
+	plan.Nodes = slices.DeleteFunc(slices.Clone(plan.Nodes), func(p rolling.NodePlan) bool { return !slices.Contains(ids, p.ID) })
 	runner := r.Session.Runner(plan)
 	runner.Among = x.plan.Hosts
 	if closing {

@@ -147,7 +147,7 @@ func (x *rollback) wasUp(ctx context.Context, id string, s sight) (Standing, boo
 func (x *rollback) verify(ctx context.Context, r *Run) (Tally, error) {
 	here, away := x.here(ctx, r, Hold, Go)
 	t, err := x.outcomes(ctx, r, here)
-	if ended := x.ended(t); err == nil && len(ended) > 0 {
+	if ended := x.ended(ctx, r, t); err == nil && len(ended) > 0 {
 		if err = x.putBack(ctx, r, x.allBut(ended), true); err == nil {
 			t, err = x.outcomes(ctx, r, here)
 		}
@@ -162,11 +162,11 @@ func (x *rollback) verify(ctx context.Context, r *Run) (Tally, error) {
 }
 
 // ended are the hosts whose node has gone back and does not run any more.
-func (x *rollback) ended(t Tally) (ids []string) {
+func (x *rollback) ended(ctx context.Context, r *Run, t Tally) (ids []string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for id, s := range t {
-		if s.State == Failed && s.Down && x.results[id].ok() {
+		if s.State == Failed && s.Down && (x.results[id].ok() || stepBegun(ctx, r, id, "putback")) {
 			ids = append(ids, id)
 		}
 	}
@@ -257,22 +257,67 @@ func leftAlone(p rolling.NodePlan) string {
 }
 
 // leftOut are the hosts that the end of a rollback leaves as they stand: those on
-// their old container that took no part, and those that were passed by and cannot be
-// reached. One whose successor was started has it taken away, up or down.
+// their old container that took no part, those whose node ended before it had gone
+// back, and those that were passed by and cannot be reached. Any other whose successor
+// was started has it taken away, up or down.
 func (x *rollback) leftOut(ctx context.Context, r *Run) (Tally, error) {
+	x.recall(ctx, r)
 	out, passed := Tally{}, passedBy(ctx, r, Hold, Go, Verify)
 	for id, s := range lookAll(ctx, x.fleet, x.plan.Hosts) {
 		_, gone := passed[id]
-		old := x.plan.Rollback.Roll.Node(id)
-		switch {
-		case !s.Reached && (gone || membersWaived(r)):
-			out[id] = Standing{State: Missing, Text: "cannot be reached: " + s.Why + "; where it was started with the variable it carries " +
-				"it still, and qnetops status names that once it is back"}
-		case s.Reached && old != nil && s.Container == old.ContainerID && (gone || !s.runs()) && !stepBegun(ctx, r, id, "putback"):
-			out[id] = Standing{State: Missing, Down: !s.runs(), Text: leftAlone(*old)}
+		of := ending{gone: gone || !s.Reached && membersWaived(r), putBack: stepBegun(ctx, r, id, "putback")}
+		old := *x.plan.Rollback.Roll.Node(id)
+		if s.Reached && !s.runs() && s.Container != old.ContainerID {
+			of.went = x.wentBack(ctx, id, s)
+		}
+		if standing, left := judgeLeft(old, s, of); left {
+			out[id] = standing
 		}
 	}
 	return out, ctx.Err()
+}
+
+// ending is what is known of a host at the end of a rollback.
+type ending struct {
+	gone    bool // its barriers were passed without it
+	putBack bool // its old container was put back by this operation, or may have been
+	went    bool // it is known to have dropped what is above the target
+}
+
+// judgeLeft says whether the end of a rollback leaves a host as it stands, and how
+// that is: whatever may still hold the blocks that the others have dropped must not be
+// started.
+func judgeLeft(old rolling.NodePlan, s sight, of ending) (Standing, bool) {
+	switch {
+	case !s.Reached && of.gone:
+		return Standing{State: Missing, Text: "cannot be reached: " + s.Why + "; where it was started with the variable it carries it " +
+			"still, and qnetops status names that once it is back"}, true
+	case !s.Reached:
+		return Standing{}, false // the step on it fails, and says why
+	case s.Container == old.ContainerID && (of.gone || !s.runs()) && !of.putBack:
+		return Standing{State: Missing, Down: !s.runs(), Text: leftAlone(old)}, true
+	case s.Container != old.ContainerID && !s.runs() && !of.went:
+		return Standing{State: Failed, Down: true, Text: fmt.Sprintf("ended with exit code %d and is not shown to have gone back: it "+
+			"stays down, and its container carries the variable. Look into its log; before it is started without, its own blocks above "+
+			"the target must go", s.ExitCode)}, true
+	}
+	return Standing{}, false
+}
+
+// wentBack says whether a node that is down on its successor is known to have dropped
+// what is above the target, from what was noted or from its log.
+func (x *rollback) wentBack(ctx context.Context, id string, s sight) bool {
+	x.mu.Lock()
+	res := x.results[id]
+	x.mu.Unlock()
+	if res.Outcome == "" || res.Outcome == RollbackUnknown {
+		lines, err := runLines(ctx, x.fleet, id, s.Since)
+		if err != nil {
+			return false
+		}
+		res = readRollback(x.plan.Rollback.Target, lines)
+	}
+	return res.ok()
 }
 
 // disarm puts the containers without the variable back, one by one, and gives the

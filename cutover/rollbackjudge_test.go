@@ -6,9 +6,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/qnetops/qnetops/host"
 	"github.com/qnetops/qnetops/journal"
 	"github.com/qnetops/qnetops/node"
 	"github.com/qnetops/qnetops/observe"
+	"github.com/qnetops/qnetops/rolling"
 )
 
 func h(n uint64) *uint64 { return &n }
@@ -96,6 +98,32 @@ func TestJudgeStopped(t *testing.T) {
 				t.Errorf("%+v, want %s", got, c.want)
 			}
 		})
+	}
+}
+
+func TestJudgeLeft(t *testing.T) {
+	old := rolling.NodePlan{ContainerID: "old", Policy: &host.Policy{Name: "always"}}
+	at := func(container, state string) sight { return sight{Reached: true, Container: container, State: state} }
+	for name, c := range map[string]struct {
+		s    sight
+		of   ending
+		left bool
+	}{
+		"went back and runs":                   {at("new", "running"), ending{went: true}, false},
+		"went back and ended":                  {at("new", "exited"), ending{went: true}, false},
+		"went back, ended and was passed by":   {at("new", "exited"), ending{gone: true, went: true}, false},
+		"ended before it went back":            {at("new", "exited"), ending{}, true},
+		"refused and was stopped by hand":      {at("new", "exited"), ending{gone: true}, true},
+		"held on its old container":            {at("old", "exited"), ending{}, true},
+		"took no part and runs":                {at("old", "running"), ending{gone: true}, true},
+		"was put back":                         {at("old", "running"), ending{putBack: true}, false},
+		"was put back and went down":           {at("old", "exited"), ending{gone: true, putBack: true}, false},
+		"cannot be reached, and was passed by": {sight{Why: "no route"}, ending{gone: true}, true},
+		"cannot be reached, and is waited for": {sight{Why: "no route"}, ending{}, false},
+	} {
+		if got, left := judgeLeft(old, c.s, c.of); left != c.left || left && got.State == Finished {
+			t.Errorf("%s: %+v %v", name, got, left)
+		}
 	}
 }
 

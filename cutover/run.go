@@ -43,9 +43,6 @@ type Run struct {
 	*rolling.Runner
 	Session *rolling.Session
 	Plan    Plan
-	// Again says that a person took the operation up again, by resume or abort, and
-	// so has seen whom it waits for.
-	Again bool
 }
 
 // Waived returns the reason a check was waived with, in the plan or just now.

@@ -400,6 +400,13 @@ func (c *crew) startAgain(ctx context.Context, r *Run, roll rolling.Plan, not Ta
 		}
 		return Standing{State: Finished, Text: "runs as it was"}, nil
 	})
+	for id, s := range t {
+		if p := roll.Node(id); s.State == Missing && p != nil && p.Policy != nil && stepBegun(ctx, r, id, string(actStop)) {
+			s.Text += "; its node is left stopped, its restart policy was " + p.Policy.Name
+			t[id] = s
+		}
+	}
+	c.tell(r, Hold, c.keep(t))
 	if open := c.open(r, t); err == nil && len(open) > 0 {
 		err = r.Held(Hold, open)
 	}

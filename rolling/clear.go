@@ -124,8 +124,12 @@ func (r *Runner) Leaves(id string, err error) bool {
 	return given
 }
 
-// waivedNow returns the reason a check was waived with in this process; a waiver of the plan is not one.
+// waivedNow returns the reason a check was waived with by whoever took the operation up again, having seen how it stands; a
+// waiver of the plan is not one.
 func (r *Runner) waivedNow(check string) (string, bool) {
+	if !r.Again {
+		return "", false
+	}
 	return Plan{Waivers: r.Waivers}.waived(check)
 }
 

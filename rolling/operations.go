@@ -354,7 +354,7 @@ func (o *Operations) takeOver(ctx context.Context, id string, fn goOn) (Document
 			return err
 		}
 		o.began(id)
-		r := &Runner{Fleet: o.Fleet, Op: op, Lease: held, Plan: plan, Emit: o.Emit, Of: ofRecord(record), Waivers: o.Waivers}
+		r := &Runner{Fleet: o.Fleet, Op: op, Lease: held, Plan: plan, Emit: o.Emit, Of: ofRecord(record), Waivers: o.Waivers, Again: true}
 		if err := r.Settle(ctx); err != nil {
 			return o.close(ctx, r, err)
 		}

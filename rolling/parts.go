@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/qnetops/qnetops/host"
@@ -48,9 +49,6 @@ func (r *Runner) stageAll(ctx context.Context, ids []string) (errs []error, diff
 	})
 	return errs, diff
 }
-
-// DiscardAll removes every successor that was staged and not started.
-func (r *Runner) DiscardAll(ctx context.Context) error { return r.all(ctx, r.Discard) }
 
 // Discard removes the successor of one node that was staged and not started.
 func (r *Runner) Discard(ctx context.Context, p NodePlan) error { return r.clearStaged(ctx, p) }
@@ -118,22 +116,6 @@ func (r *Runner) Watch(ctx context.Context, p NodePlan) (NodeResult, error) {
 		return result, nil
 	}
 	return result, &InDoubtError{Operation: r.Op.ID(), Node: p.ID, Reason: "it does not run its successor: " + describe(situation)}
-}
-
-// all runs fn on every target and joins the errors, each with its host.
-func (r *Runner) all(ctx context.Context, fn func(context.Context, NodePlan) error) error {
-	var (
-		mu   sync.Mutex
-		errs []error
-	)
-	eachOf(ctx, r.targets(), func(ctx context.Context, id string) {
-		if err := fn(ctx, *r.Plan.Node(id)); err != nil {
-			mu.Lock()
-			defer mu.Unlock()
-			errs = append(errs, fmt.Errorf("host %s: %w", id, err))
-		}
-	})
-	return errors.Join(errs...)
 }
 
 // Arm replaces node by node by an armed successor and keeps the old containers
@@ -285,12 +267,14 @@ func (r *Runner) disarmNext(ctx context.Context, nodes []NodePlan, fallen map[st
 	err error) {
 	bounded, cancel := context.WithCancel(ctx)
 	seen := make(chan []string, 1)
+	var acts atomic.Bool // the first is put back: that it is down for a moment is our own doing
+	watched := slices.DeleteFunc(slices.Clone(nodes), func(p NodePlan) bool { return fallen[p.ID] })
 	go func() {
-		down := r.falls(bounded, slices.DeleteFunc(slices.Clone(nodes), func(p NodePlan) bool { return fallen[p.ID] }))
+		down := r.falls(bounded, watched, func(id string) bool { return acts.Load() && id == nodes[0].ID })
 		cancel()
 		seen <- down
 	}()
-	result, err = r.disarmNode(bounded, nodes[0])
+	result, err = r.disarmNode(bounded, nodes[0], func() { acts.Store(true) })
 	cancel()
 	for _, id := range <-seen {
 		fell, fallen[id] = ctx.Err() == nil, true
@@ -299,8 +283,8 @@ func (r *Runner) disarmNext(ctx context.Context, nodes []NodePlan, fallen map[st
 }
 
 // falls waits until armed containers of these nodes are seen to be down, and says of
-// which; of none where ctx ends before.
-func (r *Runner) falls(ctx context.Context, nodes []NodePlan) (down []string) {
+// which, but for those that are to be; of none where ctx ends before.
+func (r *Runner) falls(ctx context.Context, nodes []NodePlan, toBe func(id string) bool) (down []string) {
 	for {
 		var mu sync.Mutex
 		limit, done := context.WithTimeout(ctx, askLimit)
@@ -309,7 +293,8 @@ func (r *Runner) falls(ctx context.Context, nodes []NodePlan) (down []string) {
 			if err != nil {
 				return
 			}
-			if c, err := conn.Inspect(ctx); err == nil && c.ID != p.ContainerID && (!c.Running() || c.State == "restarting") {
+			if c, err := conn.Inspect(ctx); err == nil && c.ID != p.ContainerID &&
+				(!c.Running() || c.State == "restarting") && !toBe(p.ID) {
 				mu.Lock()
 				defer mu.Unlock()
 				down = append(down, p.ID)
@@ -327,13 +312,15 @@ func (r *Runner) falls(ctx context.Context, nodes []NodePlan) (down []string) {
 	}
 }
 
-func (r *Runner) disarmNode(ctx context.Context, p NodePlan) (NodeResult, error) {
+// disarmNode puts one node back that runs; acts is called before that is begun.
+func (r *Runner) disarmNode(ctx context.Context, p NodePlan, acts func()) (NodeResult, error) {
 	result := NodeResult{ID: p.ID, Outcome: NodeHeld, Milestones: []Milestone{}}
 	situation, err := r.situation(ctx, p)
 	switch {
 	case err != nil && r.stoppedBefore(ctx, p) && !isFenced(err) && ctx.Err() == nil:
 		return result, &UnseenError{Hosts: []string{p.ID}, Err: fmt.Errorf("host %s: %w", p.ID, err)}
 	case err != nil || stageOf(situation, p) != stageReplaced:
+		acts()
 		return r.abortNode(ctx, p)
 	}
 	if err := r.settled(ctx, p); err != nil {
@@ -342,6 +329,7 @@ func (r *Runner) disarmNode(ctx context.Context, p NodePlan) (NodeResult, error)
 	if err := r.mayStop(ctx, p); err != nil {
 		return result, err
 	}
+	acts()
 	if err := r.TakeFence(ctx, p.ID); err != nil { // it may have been away when the operation was taken up
 		return result, err
 	}

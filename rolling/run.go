@@ -33,6 +33,9 @@ type Runner struct {
 
 	// Waivers are counted beside those of the plan.
 	Waivers []Waiver
+	// Again says that a person took the operation up again, by resume or abort, and so
+	// has seen what it waits for.
+	Again bool
 	// CheckBuild judges the stamp of the new image once it is known; nil: the
 	// gates are not checked. What it refuses stops the roll before any node is.
 	CheckBuild func(ctx context.Context, build string) error
@@ -250,12 +253,16 @@ func (r *Runner) backOut(ctx context.Context, ids []string, cause error) error {
 	return cause
 }
 
+// engineComes is how long an engine that does not answer is waited for: one that is
+// restarted is back by then, and one that is gone must keep nobody waiting.
+const engineComes = time.Minute
+
 // clearStaged removes what was staged on a host, waiting a while for an engine
 // that is restarting: it may be why the staging failed.
 func (r *Runner) clearStaged(ctx context.Context, p NodePlan) error {
-	for {
+	for began := time.Now(); ; {
 		err := r.discardLost(ctx, p)
-		if !errors.Is(err, host.ErrEngineAway) {
+		if !errors.Is(err, host.ErrEngineAway) || time.Since(began) >= engineComes {
 			return err
 		}
 		select {

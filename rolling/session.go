@@ -16,7 +16,8 @@ type Session struct {
 	Op    *journal.Op
 	Lease lease.Lease
 
-	ops *Operations
+	ops   *Operations
+	again bool // it was taken up by resume or abort
 }
 
 // Begin starts an operation of another room and runs fn in it. fn ends it with
@@ -59,7 +60,7 @@ func (o *Operations) Continue(ctx context.Context, id string, check func(journal
 		return err
 	}
 	return o.under(ctx, func(ctx context.Context, held lease.Lease) error {
-		s := &Session{Op: op, Lease: held, ops: o}
+		s := &Session{Op: op, Lease: held, ops: o, again: true}
 		if err := s.fence(ctx); err != nil {
 			return err
 		}
@@ -83,7 +84,7 @@ func (s *Session) fence(ctx context.Context) error {
 
 // Runner gives the machinery of a roll on the nodes of plan, within this operation.
 func (s *Session) Runner(plan Plan) *Runner {
-	return &Runner{Fleet: s.ops.Fleet, Op: s.Op, Lease: s.Lease, Plan: plan, Emit: s.ops.Emit, Waivers: s.ops.Waivers}
+	return &Runner{Fleet: s.ops.Fleet, Op: s.Op, Lease: s.Lease, Plan: plan, Emit: s.ops.Emit, Waivers: s.ops.Waivers, Again: s.again}
 }
 
 // Nothing closes an operation that changed nothing.

@@ -37,7 +37,7 @@ func (r *Runner) Settle(ctx context.Context) error {
 			continue
 		}
 		if err != nil {
-			return r.cannotLook(id, s.ID, err)
+			return r.cannotLook(record.Kind, id, s.ID, err)
 		}
 		if err := r.settleNode(ctx, *p, situation); err != nil {
 			return err
@@ -46,9 +46,9 @@ func (r *Runner) Settle(ctx context.Context) error {
 	return nil
 }
 
-func (r *Runner) cannotLook(id, step string, err error) error {
+func (r *Runner) cannotLook(kind, id, step string, err error) error {
 	why := "step " + step + " may have happened and the host cannot be looked at"
-	if isAway(err) {
+	if isAway(err) && kind != kindRoll && kind != kindRestore { // these ask for the fence of every host they touched
 		why += " (where its machine is lost, --waive members=REASON passes it by)"
 	}
 	return &InDoubtError{Operation: r.Op.ID(), Node: id, Reason: why, Err: err}

@@ -73,7 +73,11 @@ func (r *Runner) abortNode(ctx context.Context, p NodePlan) (NodeResult, error) 
 	default:
 		return r.abortUnclear(ctx, p, situation, result)
 	}
-	if held {
+	switch {
+	case held && r.NoPutBack: // what makes it stay down is not over with the operation
+		result.Outcome, result.Reason = NodeHeld, "its successor did not start, and its old container is not started again"
+		return result, nil
+	case held:
 		return r.undo(ctx, p, result)
 	}
 	return r.backAgain(ctx, p, situation, result)
