@@ -83,12 +83,11 @@ type decree struct {
 	lowest  map[string]lowest // by host; this, results and refused under the crew's lock
 	results map[string]DecreeResult
 	refused map[string]string // what a node answered that was handed the decree after the others
-	follows map[string]uint64 // the newest macroblock that such a node holds alike with the others
 }
 
 func newDecree(plan Plan, f *fleet.Fleet) *decree {
 	return &decree{crew: newCrew(plan, f), pulse: &chainWatch{fleet: f}, lowest: map[string]lowest{},
-		results: map[string]DecreeResult{}, refused: map[string]string{}, follows: map[string]uint64{}}
+		results: map[string]DecreeResult{}, refused: map[string]string{}}
 }
 
 // Do runs one phase.
@@ -335,6 +334,7 @@ func (d *decree) verify(ctx context.Context, r *Run) (t Tally, err error) {
 	t, err = d.await(ctx, r, was, away)
 	if missed := d.missed(t); err == nil && len(missed) > 0 {
 		if err = d.handOver(ctx, r, missed); err == nil {
+			maps.DeleteFunc(away, func(id string, _ Standing) bool { return slices.Contains(missed, id) }) // they are back
 			t, err = d.await(ctx, r, d.before(ctx, r), away)
 		}
 	}
@@ -418,13 +418,9 @@ func (d *decree) handOver(ctx context.Context, r *Run, ids []string) error {
 	t, err := d.change(ctx, r, ids, Tally{}, func(ctx context.Context, id string) (Standing, error) {
 		answer, err := d.hand(ctx, r, id)
 		if answer.Refused != "" {
-			index := d.alike(ctx, id)
 			d.mu.Lock()
 			defer d.mu.Unlock()
 			d.refused[id], err = answer.Refused+meaning(answer.Refused), nil
-			if index > 0 {
-				d.follows[id] = index
-			}
 		}
 		return Standing{State: Finished, Text: "was handed the decree, which it had missed"}, err
 	})
@@ -435,10 +431,16 @@ func (d *decree) handOver(ctx context.Context, r *Run, ids []string) error {
 	return d.settle(ctx, r, false)
 }
 
-// alike is the newest macroblock above the target that a node holds alike with one
-// that has taken the decree; 0: none is shown. A node that was away takes the new
+// alike is the newest macroblock above the target that a node holds alike with all
+// that have started anew and show it; 0: none is shown, or it has not refused. A node that was away takes the new
 // chain from the others once that is certified, and has nothing more to prune.
 func (d *decree) alike(ctx context.Context, id string) uint64 {
+	d.mu.Lock()
+	refused := d.refused[id] != ""
+	d.mu.Unlock()
+	if !refused {
+		return 0
+	}
 	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
 	seal := func(id string, index uint64) (*node.Hash, uint64) {
@@ -463,18 +465,24 @@ func (d *decree) alike(ctx context.Context, id string) uint64 {
 	if own == nil || node.WindowHead(index) <= d.plan.Decree.Target {
 		return 0
 	}
+	agree := false
 	for _, other := range d.plan.Hosts {
 		d.mu.Lock()
-		pruned := d.results[other].Pruned
+		taken := d.results[other].Restarted
 		d.mu.Unlock()
-		if pruned == nil || !*pruned || other == id {
+		if !taken || other == id {
 			continue
 		}
-		if theirs, _ := seal(other, index); theirs != nil && *theirs == *own {
-			return index
+		theirs, _ := seal(other, index)
+		if theirs != nil && *theirs != *own {
+			return 0
 		}
+		agree = agree || theirs != nil
 	}
-	return 0
+	if !agree {
+		return 0
+	}
+	return index
 }
 
 // highestOf is the highest height that another host shows.
@@ -497,6 +505,7 @@ func (d *decree) round(ctx context.Context, r *Run, was map[string]before, late 
 			lines, err := runLines(ctx, d.fleet, id, s.Since)
 			up = err == nil && slices.ContainsFunc(lines, node.BringupComplete)
 		}
+		alike := d.alike(ctx, id)
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		b, known := was[id]
@@ -509,13 +518,16 @@ func (d *decree) round(ctx context.Context, r *Run, was map[string]before, late 
 		}
 		var res DecreeResult
 		t[id], res = judgeDecree(d.plan.Decree.Target, d.fleet.Inventory().Block, b, known, s, low, up, late)
-		switch words, index := d.refused[id], d.follows[id]; {
+		switch words := d.refused[id]; {
 		case words == "" || !res.missed() || !s.runs():
-		case index > 0:
+		case alike > 0:
 			t[id] = Standing{State: Finished, Text: fmt.Sprintf("has pruned nothing: it was away, and holds macroblock %d of the chain "+
-				"that the others went on with", index)}
-		default:
+				"that the others went on with", alike)}
+		case late:
 			t[id] = Standing{State: Failed, Text: "it was handed the decree and refuses it: " + words}
+		default:
+			t[id] = Standing{State: Waiting, Text: "it was handed the decree and refuses it: " + words + "; whether it is on the chain of " +
+				"the others shows with their next seal"}
 		}
 		d.results[id] = res
 		r.Say(rolling.Event{Node: id, Kind: rolling.KindWait, Name: string(Verify), State: string(t[id].State), Text: t[id].Text})

@@ -166,6 +166,39 @@ func TestDecreeInDoubt(t *testing.T) {
 	}
 }
 
+// TestDecreeReachesWhoWasAway: a host is away when it is noted where the nodes stand, is passed by, and comes back behind the
+// decree with its blocks above the target. It is handed the same decree.
+func TestDecreeReachesWhoWasAway(t *testing.T) {
+	inLab(t, 5, func(t *testing.T, w *world) {
+		s := sceneOf(w, "decree")
+		p := s.process()
+		p.when(cutover.Prepare, "begun", func() { w.inject("005", "drop-ssh", "hold"); w.inject("005", "isolate", "") })
+		if _, err := s.begin(p); err == nil || !strings.Contains(err.Error(), "005: missing") {
+			t.Fatalf("got %v", err)
+		}
+		open := p.op()
+		p.exit()
+		p = s.process()
+		back := false
+		p.when(cutover.Verify, "begun", func() {
+			if !back {
+				back = true
+				w.Clear("005", "drop-ssh")
+				w.Clear("005", "isolate")
+			}
+		})
+		doc, err := p.ops(membersOf("005 is away")).Resume(p.ctx, open)
+		if err != nil || doc.Outcome != rolling.OutcomeDone {
+			t.Fatalf("%+v %v", doc, err)
+		}
+		p.exit()
+		if h := hostOf(doc, "005"); h.State != cutover.Finished {
+			t.Errorf("%+v", h)
+		}
+		s.restored()
+	})
+}
+
 // TestDecreeSettledByWord: the answer is lost and one host is lost with it, so that looking never tells whether the decree was
 // taken. Whoever has read the logs says so; without that nothing is sent again.
 func TestDecreeSettledByWord(t *testing.T) {
