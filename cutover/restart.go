@@ -302,6 +302,7 @@ func (x *restarting) Settle(ctx context.Context, r *Run) error {
 	}
 	runner := x.roll(r)
 	if plan, known := x.unsetKnown(ctx, r); known {
+		runner.Plan.Nodes = slices.Clone(runner.Plan.Nodes) // the plan of the restart stays what it is
 		for i, n := range runner.Plan.Nodes {
 			if later := plan.Node(n.ID); later != nil {
 				runner.Plan.Nodes[i] = *later

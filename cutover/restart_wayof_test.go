@@ -217,6 +217,41 @@ func TestRestartByRollbackClosed(t *testing.T) {
 	})
 }
 
+// TestRestartByRollbackClosedWithoutALostHost: the roll that takes the variable away has been begun when a host is lost. The
+// others are rid of it all the same, once a person passes the lost one by.
+func TestRestartByRollbackClosedWithoutALostHost(t *testing.T) {
+	inStalledAgain(t, false, func(t *testing.T, w *world, tool *tool, v cutover.RestartValues) {
+		if _, err := tool.restart(tool.restartAsk(v, soon())); err == nil || !strings.Contains(err.Error(), "held in phase verify") {
+			t.Fatalf("got %v", err)
+		}
+		open, closing := tool.op(), rolling.Waiver{Check: "point_of_no_return", Reason: "nobody votes"}
+		tool.exit()
+		tool = w.tool()
+		tool.emit = func(e rolling.Event) {
+			if e.Kind == rolling.KindStep && e.Name == "stage" && e.State == "done" {
+				w.inject("004", "drop-ssh", "hold")
+				_ = w.host("004").Engine().StopContainer(w.host("004").Spec().Container)
+			}
+		}
+		if _, err := tool.ops(closing).Abort(tool.ctx, open); err == nil {
+			t.Fatal("closed with a host that is lost")
+		}
+		tool.exit()
+		tool = w.tool()
+		defer tool.exit()
+		doc, err := tool.ops(membersOf("004 is lost")).Resume(tool.ctx, open) // the closing is journaled
+		if err != nil || doc.Outcome != "aborted" {
+			t.Fatalf("%+v\n%v", doc, err)
+		}
+		for _, id := range without(survivors, "004") {
+			if c := w.node(id); c.State != "running" || c.RestartPolicy != "always" || armed(c.Env) {
+				t.Errorf("%s: %s", id, names(w.all(id)))
+			}
+		}
+		w.clean()
+	})
+}
+
 // TestRestartMixedWays: a host that still carries certified blocks above K is set
 // aside and joins, the others go back by themselves.
 func TestRestartMixedWays(t *testing.T) {
