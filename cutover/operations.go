@@ -242,9 +242,38 @@ func (o *Operations) look(ctx context.Context, r *Run, proc kept, doc *Document)
 		doc.Phases = append(doc.Phases, PhaseResult{p.Name, r.Passed(ctx, p.Name)})
 	}
 	doc.Hosts = proc.hosts(ctx, r)
+	o.untold(ctx, doc.Hosts)
 	doc.Spread = spread(doc.Hosts)
 	if c, ok := proc.(interface{ chain() *Chain }); ok {
 		doc.Chain = c.chain()
+	}
+}
+
+// notBegun is what a procedure says of a host that it has not worked on in this
+// process.
+const notBegun = "not begun"
+
+// untold says of the hosts that this process has not come to what is seen of them: an
+// operator decides by it.
+func (o *Operations) untold(ctx context.Context, hosts []HostResult) {
+	var ids []string
+	for _, h := range hosts {
+		if h.Text == notBegun || h.Text == "" {
+			ids = append(ids, h.ID)
+		}
+	}
+	sights := lookAll(ctx, o.Fleet, ids)
+	for i, h := range hosts {
+		s, asked := sights[h.ID]
+		switch {
+		case !asked:
+		case !s.Reached:
+			hosts[i].State, hosts[i].Text = Missing, "cannot be seen: "+s.Why
+		case s.runs():
+			hosts[i].Text = "its node runs, restart policy " + s.Policy
+		default:
+			hosts[i].Text = fmt.Sprintf("its node is down, exit code %d, restart policy %s", s.ExitCode, s.Policy)
+		}
 	}
 }
 
@@ -256,7 +285,7 @@ func newDocument(id string, plan Plan) Document {
 		doc.Phases = append(doc.Phases, PhaseResult{Name: p.Name})
 	}
 	for _, id := range plan.Hosts {
-		doc.Hosts = append(doc.Hosts, HostResult{ID: id, State: Waiting, Text: "not begun", Milestones: []rolling.Milestone{}})
+		doc.Hosts = append(doc.Hosts, HostResult{ID: id, State: Waiting, Text: notBegun, Milestones: []rolling.Milestone{}})
 	}
 	return doc
 }
@@ -328,8 +357,12 @@ func (o *Operations) back(ctx context.Context, r *Run, proc kept, doc *Document,
 	o.look(ctx, r, proc, doc)
 	var refused *rolling.RefusedError
 	if errors.As(err, &refused) && !r.Returning(ctx) {
-		// Asking changed nothing: the operation stands where it stood.
-		return errors.Join(err, r.Op.Finish(context.WithoutCancel(ctx), journal.Stopped, err.Error()))
+		// Asking changed nothing: the operation stands where it stood, for the reason it did.
+		why := err.Error()
+		if record, readErr := r.Op.Record(context.WithoutCancel(ctx)); readErr == nil && record.Summary != "" {
+			why = record.Summary
+		}
+		return errors.Join(err, r.Op.Finish(context.WithoutCancel(ctx), journal.Stopped, why))
 	}
 	if err != nil {
 		return r.end(ctx, err)
@@ -364,6 +397,7 @@ func (o *Operations) goOn(ctx context.Context, id string, fn going) (Document, e
 	}, func(ctx context.Context, s *rolling.Session) error {
 		r := &Run{Runner: s.Runner(rolling.Plan{}), Session: s, Plan: plan}
 		if err := proc.Settle(ctx, r); err != nil {
+			o.look(ctx, r, proc, &doc)
 			return r.end(ctx, err)
 		}
 		return fn(ctx, r, proc, &doc)

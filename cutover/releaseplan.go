@@ -157,7 +157,7 @@ func checkStartSet(first, others, least int) observe.Check {
 	c := observe.Check{Name: "start_set", Verdict: observe.Pass, Reason: fmt.Sprintf("%d genesis hosts are started first, %d "+
 		"are needed", first, least)}
 	if others > 0 {
-		c.Reason += fmt.Sprintf(", %d nodes of other operators are ready", others)
+		c.Reason += fmt.Sprintf(", %d others are ready or run", others)
 	}
 	if first+others < least {
 		c.Verdict = observe.Fail
@@ -171,6 +171,17 @@ func checkStartSet(first, others, least int) observe.Check {
 func genesisAmong(view observe.View, ids ...string) (n int) {
 	for _, v := range view.Nodes {
 		if v.Role == fleet.RoleGenesis && (len(ids) == 0 || slices.Contains(ids, v.ID)) {
+			n++
+		}
+	}
+	return n
+}
+
+// runningBeside counts the genesis hosts that run and take no part: a node that
+// starts finds them.
+func runningBeside(view observe.View, hosts []string) (n int) {
+	for _, v := range view.Nodes {
+		if v.Role == fleet.RoleGenesis && !slices.Contains(hosts, v.ID) && v.Height != nil {
 			n++
 		}
 	}

@@ -146,6 +146,11 @@ func (x *rollback) wasUp(ctx context.Context, id string, s sight) (Standing, boo
 // verify reads what each node did, and then sees the chain go on.
 func (x *rollback) verify(ctx context.Context, r *Run) (Tally, error) {
 	here, away := x.here(ctx, r, Hold, Go)
+	back, away, err := x.rejoin(ctx, r, away)
+	if err != nil {
+		return away, err
+	}
+	here = append(here, back...)
 	t, err := x.outcomes(ctx, r, here)
 	if ended := x.ended(ctx, r, t); err == nil && len(ended) > 0 {
 		if err = x.putBack(ctx, r, x.allBut(ended), true); err == nil {
@@ -159,6 +164,31 @@ func (x *rollback) verify(ctx context.Context, r *Run) (Tally, error) {
 		return t, err
 	}
 	return t, x.pulse.run(ctx, r, here, "a rollback")
+}
+
+// rejoin takes hosts that were passed by and are back: each goes back alone, while the
+// others run, and follows them. back are those that are on their way.
+func (x *rollback) rejoin(ctx context.Context, r *Run, away Tally) (back []string, still Tally, err error) {
+	var seen []string
+	for id, s := range lookAll(ctx, x.fleet, slices.Sorted(maps.Keys(away))) {
+		if s.Reached {
+			seen = append(seen, id)
+		}
+	}
+	runner := x.roll(r)
+	t, err := x.change(ctx, r, seen, Tally{}, func(ctx context.Context, id string) (Standing, error) {
+		r.Say(rolling.Event{Node: id, Kind: rolling.KindNote, Name: string(Verify), Text: "it is back, and goes back now"})
+		return x.startOne(ctx, r, runner, id)
+	})
+	still = maps.Clone(away)
+	for id, s := range t {
+		if still[id] = s; s.State == Finished {
+			delete(still, id)
+			back = append(back, id)
+		}
+	}
+	slices.Sort(back)
+	return back, still, err
 }
 
 // ended are the hosts whose node has gone back and does not run any more.
@@ -323,8 +353,19 @@ func (x *rollback) wentBack(ctx context.Context, id string, s sight) bool {
 // disarm puts the containers without the variable back, one by one, and gives the
 // restart policies back. A node that is down goes first: it costs no vote.
 func (x *rollback) disarm(ctx context.Context, r *Run) (Tally, error) {
-	away, err := x.leftOut(ctx, r)
+	_, away := x.here(ctx, r, Hold, Go, Verify)
+	back, away, err := x.rejoin(ctx, r, away)
+	if err == nil && len(back) > 0 {
+		var t Tally
+		if t, err = x.outcomes(ctx, r, back); err == nil && len(Judge(back, t, false)) > 0 {
+			maps.Copy(away, t)
+			return away, r.Held(Release, Judge(back, t, false))
+		}
+	}
 	if err != nil {
+		return away, err
+	}
+	if away, err = x.leftOut(ctx, r); err != nil {
 		return away, err
 	}
 	if err := x.putBack(ctx, r, away, false); err != nil {

@@ -112,7 +112,7 @@ func (o *Operations) ProposeRollback(ctx context.Context, ask RollbackAsk) (Roll
 	p := RollbackProposal{Proposal: Proposal{Plan: NewRollback(view, in, ask)}, Forecasts: forecasts(view, ask)}
 	p.Checks = slices.Concat(checkStart(ask.At, time.Now()), checkTarget("rollback_height", ask.Target, view, p.Forecasts),
 		[]observe.Check{checkNeeded(view), checkSealedHistory(view), checkMembers(p.Plan), startSet(view, p.Plan.Hosts,
-			0)}, checkArmed(p.Plan, in),
+			runningBeside(view, p.Plan.Hosts))}, checkArmed(p.Plan, in),
 		slices.DeleteFunc(rolling.Preflight(view, in, p.Plan.Rollback.Roll), rollbackOwn))
 	return p, ctx.Err()
 }

@@ -244,7 +244,7 @@ func (c *crew) results(roll rolling.Plan) []HostResult {
 	defer c.mu.Unlock()
 	var out []HostResult
 	for _, id := range c.plan.Hosts {
-		res := HostResult{ID: id, State: Waiting, Text: "not begun", Milestones: []rolling.Milestone{}}
+		res := HostResult{ID: id, State: Waiting, Text: notBegun, Milestones: []rolling.Milestone{}}
 		if t, known := c.last[id]; known {
 			res.State, res.Text = t.State, t.Text
 		}
