@@ -34,7 +34,7 @@ func (e *UnreachableError) Hint() string {
 	if e.Via != "" {
 		return "check that sshd on the jump host allows TCP forwarding and that it can reach the address"
 	}
-	return "check address and port in hosts.toml, the firewall, and that sshd runs; leave the host out by name with --skip"
+	return "check address and port in hosts.toml, the firewall, and that sshd runs"
 }
 
 // KeyFault is the kind of disagreement between known_hosts and a host key.

@@ -301,7 +301,7 @@ func (o *Operations) must(ctx context.Context, op *journal.Op, plan Plan) ([]str
 
 // Resume goes on with an operation from what is really on the hosts.
 func (o *Operations) Resume(ctx context.Context, id string) (Document, error) {
-	return o.takeOver(ctx, id, func(ctx context.Context, held lease.Lease, r *Runner, kind string) (Document, error) {
+	return o.takeOver(ctx, id, false, func(ctx context.Context, held lease.Lease, r *Runner, kind string) (Document, error) {
 		switch kind {
 		case kindRestore:
 			return o.resumeRestore(ctx, held, r)
@@ -315,9 +315,10 @@ func (o *Operations) Resume(ctx context.Context, id string) (Document, error) {
 }
 
 // Abort ends an operation: the node in flight is put back, finished nodes are
-// left as they are.
+// left as they are. A host that cannot be reached is passed by where members is
+// waived.
 func (o *Operations) Abort(ctx context.Context, id string) (Document, error) {
-	return o.takeOver(ctx, id, func(ctx context.Context, held lease.Lease, r *Runner, kind string) (Document, error) {
+	return o.takeOver(ctx, id, true, func(ctx context.Context, held lease.Lease, r *Runner, kind string) (Document, error) {
 		if kind != kindRoll {
 			return o.abortOther(ctx, held, r, kind)
 		}
@@ -331,7 +332,7 @@ type goOn func(context.Context, lease.Lease, *Runner, string) (Document, error)
 
 // takeOver makes an unfinished operation this process's own: lease, a newer
 // epoch on the hosts, and a look at each step in doubt before anything is done.
-func (o *Operations) takeOver(ctx context.Context, id string, fn goOn) (Document, error) {
+func (o *Operations) takeOver(ctx context.Context, id string, aborts bool, fn goOn) (Document, error) {
 	doc := Document{Schema: docSchema, Operation: id, Outcome: OutcomeStopped, Nodes: []NodeResult{}}
 	op, err := o.Store.Op(ctx, id)
 	if err != nil {
@@ -347,14 +348,15 @@ func (o *Operations) takeOver(ctx context.Context, id string, fn goOn) (Document
 	}
 	doc.PlanDigest = record.PlanDigest
 	err = o.under(ctx, func(ctx context.Context, held lease.Lease) error {
-		if err := o.fenceFor(ctx, held, op, plan); err != nil {
+		r := &Runner{Fleet: o.Fleet, Op: op, Lease: held, Plan: plan, Emit: o.Emit, Of: ofRecord(record), Waivers: o.Waivers, Again: true,
+			aborts: aborts}
+		if err := o.fenceAgain(ctx, held, r); err != nil {
 			return err
 		}
 		if err := op.Resume(ctx, held.Token().Epoch); err != nil {
 			return err
 		}
 		o.began(id)
-		r := &Runner{Fleet: o.Fleet, Op: op, Lease: held, Plan: plan, Emit: o.Emit, Of: ofRecord(record), Waivers: o.Waivers, Again: true}
 		if err := r.Settle(ctx); err != nil {
 			return o.close(ctx, r, err)
 		}
@@ -503,6 +505,9 @@ func abortSummary(doc Document) string {
 		counts[n.Outcome]++
 	}
 	text := fmt.Sprintf("aborted: %d rolled, %d restored, %d untouched", counts[NodeRolled], counts[NodeRestored], counts[NodeUntouched])
+	if counts[NodeHeld] > 0 {
+		text += fmt.Sprintf(", %d held", counts[NodeHeld])
+	}
 	if counts[NodeRolled] > 0 && counts[NodeRolled] < len(doc.Nodes) {
 		text += "; the fleet runs mixed builds"
 	}

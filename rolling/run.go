@@ -63,6 +63,10 @@ type Runner struct {
 	// start: after a cut-over it would write by rules that are left behind.
 	NoPutBack bool
 
+	// aborts says that the operation is being aborted, passed which hosts that goes past.
+	aborts bool
+	passed map[string]bool
+
 	// electorate remembers the certificates read for the quorum arithmetic.
 	electorate *observe.Electorate
 	board      *board // of the nodes that are watched together

@@ -30,7 +30,7 @@ func (r *Runner) Settle(ctx context.Context) error {
 		}
 		looked[id] = true
 		situation, err := r.situation(ctx, *p)
-		if reason, given := r.waivedNow("members"); given && isAway(err) {
+		if reason, given := r.waivedNow("members"); given && (isAway(err) || r.passed[id]) {
 			if err := r.passBy(ctx, id, reason); err != nil {
 				return err
 			}
@@ -48,7 +48,11 @@ func (r *Runner) Settle(ctx context.Context) error {
 
 func (r *Runner) cannotLook(kind, id, step string, err error) error {
 	why := "step " + step + " may have happened and the host cannot be looked at"
-	if isAway(err) && kind != kindRoll && kind != kindRestore { // these ask for the fence of every host they touched
+	switch {
+	case !isAway(err):
+	case r.aborts || kind == kindRoll || kind == kindRestore: // a resume of these goes past no host
+		why += " (where its machine is lost, qnetops abort " + r.Op.ID() + " --waive members=REASON passes it by)"
+	default:
 		why += " (where its machine is lost, --waive members=REASON passes it by)"
 	}
 	return &InDoubtError{Operation: r.Op.ID(), Node: id, Reason: why, Err: err}

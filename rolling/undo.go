@@ -35,12 +35,14 @@ func (r *Runner) Abort(ctx context.Context) (Document, error) {
 func (r *Runner) abortNode(ctx context.Context, p NodePlan) (NodeResult, error) {
 	result := NodeResult{ID: p.ID, Outcome: NodeUntouched, Milestones: []Milestone{}}
 	situation, err := r.situation(ctx, p)
-	if err != nil && !r.stoppedBefore(ctx, p) {
+	switch away := r.passes(p.ID, err); {
+	case (err != nil || away) && !r.stoppedBefore(ctx, p):
 		result.Reason = "never stopped by this operation and cannot be reached now; a staged successor may be left there"
 		return result, nil
-	}
-	if err != nil {
-		return result, err
+	case away:
+		return r.passNode(ctx, p, result), nil
+	case err != nil:
+		return result, r.away(err)
 	}
 	at, held := stageOf(situation, p), heldAs(situation, p) != nil
 	if !held && (at == stageWaiting || at == stageStaged) && r.stoppedBefore(ctx, p) && !situation.Current.Running() {
@@ -202,8 +204,8 @@ func (r *Runner) looksAfterAbort(ctx context.Context, doc *Document) error {
 		touched := r.result(ctx, p.ID+"/replace") != nil
 		situation, err := r.situation(ctx, p)
 		if err != nil {
-			if !touched {
-				continue // it was never stopped; that it cannot be reached now is for status
+			if !touched || r.passed[p.ID] {
+				continue // it was never stopped, or passed by; that it cannot be reached now is for status
 			}
 			return &StoppedError{Operation: r.Op.ID(), Node: p.ID, Reason: "the last look after the abort failed", Err: err}
 		}
