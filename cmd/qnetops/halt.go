@@ -13,6 +13,7 @@ import (
 
 	"github.com/qnetops/qnetops/cutover"
 	"github.com/qnetops/qnetops/host"
+	"github.com/qnetops/qnetops/lease"
 	"github.com/qnetops/qnetops/report"
 	"github.com/qnetops/qnetops/rolling"
 )
@@ -399,6 +400,17 @@ func timeLeft(blocks *uint64, block time.Duration) string {
 	return (time.Duration(*blocks) * block).Round(time.Second).String()
 }
 
+// halting is the refusal to disarm while the halt runs. To wait for that to end, as is advised elsewhere, would pass the point
+// of no return.
+type halting struct{ *lease.HeldError }
+
+func (e *halting) Unwrap() error { return e.HeldError }
+
+// Hint says what to do next.
+func (e *halting) Hint() string {
+	return "nothing was changed; do not wait: interrupt the qnetops halt that runs (Ctrl-C, it is journaled), then qnetops halt disarm"
+}
+
 // runDisarm takes a halt under way back, as abort does. Where the journal knows of
 // none, what is armed is rolled back to a container without the variable.
 func runDisarm(ctx context.Context, s streams, g globals, policy string) error {
@@ -417,6 +429,9 @@ func runDisarm(ctx context.Context, s streams, g globals, policy string) error {
 				return err
 			}
 			doc, err := ops.Abort(ctx, open)
+			if held := (*lease.HeldError)(nil); errors.As(err, &held) {
+				return &halting{held}
+			}
 			return r.answerCutover(doc, err)
 		}
 		return r.disarmByRoll(ctx, ops, policy)

@@ -4,10 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/qnetops/qnetops/cutover"
 	"github.com/qnetops/qnetops/fleet"
 	"github.com/qnetops/qnetops/journal"
 	"github.com/qnetops/qnetops/report"
@@ -149,8 +151,16 @@ func printOps(s streams, doc opsDocument) error {
 // nextOfOp says what to do with an operation that is not finished.
 func nextOfOp(s streams, o opsEntry) {
 	if !journal.State(o.State).Finished() {
-		fmt.Fprintf(s.out, "next: qnetops resume %s, or qnetops abort %s\n", o.ID, o.ID)
+		fmt.Fprintf(s.out, "next: qnetops resume %s, or qnetops abort %s%s\n", o.ID, o.ID, abortable(o.Kind))
 	}
+}
+
+// abortable says until when an operation of a kind can be aborted, "" for any time.
+func abortable(kind string) string {
+	if slices.Contains(cutover.Kinds(), kind) {
+		return " while its point of no return is ahead"
+	}
+	return ""
 }
 
 func printOp(s streams, o opsEntry) error {

@@ -152,6 +152,9 @@ func printStatus(w io.Writer, view observe.View, verbose bool) error {
 	for _, reason := range view.Reasons {
 		fmt.Fprintf(w, "  %s\n", reason)
 	}
+	if view.Verdict == observe.Halted {
+		fmt.Fprintln(w, "next: qnetops halt status shows where each node stopped; qnetops halt release IMAGE starts the fleet")
+	}
 	return nil
 }
 

@@ -45,6 +45,7 @@ func openOperations(ctx context.Context, g globals, fleet string) ([]observe.Sta
 func printOpen(w io.Writer, open []observe.StatusOperation) {
 	for _, o := range open {
 		fmt.Fprintf(w, "operation %s (%s, by %s since %s) is not finished: qnetops ops %s shows it; unless somebody runs it now, "+
-			"qnetops resume %s or qnetops abort %s\n", o.ID, o.Kind, o.Operator, o.StartedAt.UTC().Format(time.RFC3339), o.ID, o.ID, o.ID)
+			"qnetops resume %s, or qnetops abort %s%s\n", o.ID, o.Kind, o.Operator, o.StartedAt.UTC().Format(time.RFC3339), o.ID, o.ID, o.ID,
+			abortable(o.Kind))
 	}
 }
