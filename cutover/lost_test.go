@@ -245,3 +245,55 @@ func TestRestoreDoesNotUnhalt(t *testing.T) {
 		}
 	})
 }
+
+// TestRollbackOfOneAlone: a host that was lost in a rollback comes back when that has ended. It goes back alone, and finds the
+// genesis nodes that run.
+func TestRollbackOfOneAlone(t *testing.T) {
+	inLab(t, 7, func(t *testing.T, w *world) {
+		const late = "005"
+		for _, id := range []string{"002", "003", "004"} {
+			w.inject(id, "mute", "")
+		}
+		w.Blocks(500)
+		floor := w.certified(w.ids()...)
+		p := w.tool()
+		p.when(cutover.Hold, "done", func() { w.inject(late, "drop-ssh", "hold") })
+		p.when(cutover.Go, "begun", func() {
+			for _, id := range []string{"002", "003", "004"} {
+				w.Clear(id, "mute")
+			}
+		})
+		_, err := p.rollback(cutover.RollbackAsk{Ask: p.ask()})
+		if err == nil || !strings.Contains(err.Error(), late+": missing") {
+			t.Fatalf("got %v", err)
+		}
+		open := p.op()
+		p.exit()
+		p = w.tool()
+		doc, err := p.ops(membersOf(late+" is lost")).Resume(p.ctx, open)
+		if err != nil || doc.Outcome != rolling.OutcomeDone {
+			t.Fatalf("%+v %v", doc, err)
+		}
+		p.exit()
+		w.Clear(late, "drop-ssh")
+		if got := w.Running(late); len(got) > 0 {
+			t.Errorf("%s runs: %s", late, names(w.all(late)))
+		}
+		for _, c := range w.all(late) { // what was staged there
+			if c.Name != w.host(late).Spec().Container {
+				if err := w.host(late).Engine().RemoveContainer(c.Name); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		p = w.tool()
+		ask := p.ask(needed, membersOf("they run"))
+		ask.Hosts, ask.Skipped = []string{late}, without(w.ids(), late)
+		doc, err = p.rollback(cutover.RollbackAsk{Ask: ask, Target: &floor})
+		if err != nil || doc.Outcome != rolling.OutcomeDone {
+			t.Fatalf("%+v %v", doc, err)
+		}
+		p.exit()
+		w.healthy()
+	})
+}
