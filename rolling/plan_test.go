@@ -294,3 +294,22 @@ func TestParseSetEnv(t *testing.T) {
 		}
 	}
 }
+
+// TestLeftoverNamesWhatWorks: what is done about a container that an operation left depends on what it is; only one that was set
+// aside can be finished or put back.
+func TestLeftoverNamesWhatWorks(t *testing.T) {
+	p := NodePlan{ID: "003", Container: "qnet-genesis-003"}
+	const once = "once no open operation needs it (qnetops ops), docker rm qnet-genesis-003"
+	for kind, want := range map[string]struct{ check, words, not string }{
+		"pre-20260101T000000Z":    {"leftover", "roll --finish OP removes it, restore 003 puts it back", "docker rm"},
+		"next-1a2b":               {"leftover", "id ends in -1a2b; " + once + "-next-1a2b on the host", "restore"},
+		"failed-20260101T000000Z": {"data_shared", "at 20260101T000000Z; " + once + "-failed-20260101T000000Z on", "restore"},
+		"elsewhere":               {"data_shared", "two processes on one database destroy it", "docker rm"},
+	} {
+		sibling := host.Sibling{Name: p.Container + "-" + kind, State: "exited", SharesData: true, Writable: true}
+		c := checkLeftover(p, NodeInput{Facts: host.Facts{Siblings: []host.Sibling{sibling}}})
+		if c.Name != want.check || c.Verdict != observe.Fail || !strings.Contains(c.Reason, want.words) || strings.Contains(c.Reason, want.not) {
+			t.Errorf("%s: %s: %s: %s", kind, c.Name, c.Verdict, c.Reason)
+		}
+	}
+}

@@ -197,13 +197,32 @@ func checkLeftover(p NodePlan, input NodeInput) observe.Check {
 		switch {
 		case strings.HasPrefix(s.Name, p.Container+"-pre-"), strings.HasPrefix(s.Name, p.Container+"-next-"):
 			c.Verdict = observe.Fail
-			c.Reason = fmt.Sprintf("%s: container %s of an earlier operation is still there (roll --finish OP removes it, restore %s puts it back)", p.ID, s.Name, p.ID)
+			c.Reason = fmt.Sprintf("%s: container %s of an earlier operation is still there (%s)", p.ID, s.Name, leftoverWay(p, s.Name))
 		case s.SharesData && s.Writable:
-			return observe.Check{Name: "data_shared", Verdict: observe.Fail,
-				Reason: fmt.Sprintf("%s: container %s (%s) has the node's data directory mounted, writable; two processes on one database destroy it", p.ID, s.Name, s.State)}
+			c := observe.Check{Name: "data_shared", Verdict: observe.Fail, Reason: fmt.Sprintf("%s: container %s (%s) has the node's "+
+				"data directory mounted, writable; two processes on one database destroy it", p.ID, s.Name, s.State)}
+			if way := leftoverWay(p, s.Name); way != "" {
+				c.Reason += " (" + way + ")"
+			}
+			return c
 		}
 	}
 	return c
+}
+
+// leftoverWay says how a container that an operation left is done away with, by its kind of name; "" where it is none.
+func leftoverWay(p NodePlan, name string) string {
+	kind, tail, _ := strings.Cut(strings.TrimPrefix(name, p.Container+"-"), "-")
+	remove := fmt.Sprintf("once no open operation needs it (qnetops ops), docker rm %s on the host removes it", name)
+	switch kind {
+	case "pre":
+		return fmt.Sprintf("roll --finish OP removes it, restore %s puts it back", p.ID)
+	case "next": // the end of the operation's id
+		return fmt.Sprintf("a successor that never started, staged by the operation whose id ends in -%s; %s", tail, remove)
+	case "failed":
+		return fmt.Sprintf("a successor that an operation took back at %s; %s", tail, remove)
+	}
+	return ""
 }
 
 func unreachableReason(id string, n *observe.NodeView, err error) string {
