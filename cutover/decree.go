@@ -529,7 +529,9 @@ func (d *decree) round(ctx context.Context, r *Run, was map[string]before, late 
 			t[id] = Standing{State: Waiting, Text: "it was handed the decree and refuses it: " + words + "; whether it is on the chain of " +
 				"the others shows with their next seal"}
 		}
-		d.results[id] = res
+		if s.Reached { // else what was seen of it before stays, or nothing is known
+			d.results[id] = res
+		}
 		r.Say(rolling.Event{Node: id, Kind: rolling.KindWait, Name: string(Verify), State: string(t[id].State), Text: t[id].Text})
 	})
 	return t
