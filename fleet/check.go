@@ -183,7 +183,7 @@ func (c *Conn) checkContainer(ctx context.Context, r *HostReport) {
 		r.find("stray", false, "they act again on every start: a roll leaves them out", "container %s still carries %s", facts.Name, strings.Join(r.Stray, ", "))
 	}
 	if !facts.Running() {
-		r.find("container", false, "look at its last lines: qnetops diagnose", "container %s is %s (exit code %d)", facts.Name, facts.State, facts.ExitCode)
+		r.find("container", false, "look at its last lines: docker logs --tail 50 "+facts.Name+" on the host", "container %s is %s (exit code %d)", facts.Name, facts.State, facts.ExitCode)
 	}
 	if level := facts.LogLevel; level != "" && level < "3" {
 		r.find("log_level", false, "milestones are then read from other sources, which takes longer; 3 is the node's default", "QNET_LOG_LEVEL is %s, so the node hides the lines that a roll watches for", level)
