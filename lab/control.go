@@ -200,7 +200,9 @@ func (e *NotRunningError) Error() string {
 func (e *NotRunningError) Unwrap() error { return e.Cause }
 
 // Hint says how to get one.
-func (e *NotRunningError) Hint() string { return "start one with `qnetops lab up --dir " + e.Dir + "`" }
+func (e *NotRunningError) Hint() string {
+	return "start one with `qnetops lab up --dir " + e.Dir + "`, or name the folder of one that runs with --dir"
+}
 
 // Connect reaches the lab of a folder.
 func Connect(ctx context.Context, dir string) (*Client, error) {

@@ -181,7 +181,7 @@ func restartEngine(h *Host, _ string) error {
 
 func dropSSH(h *Host, arg string) error {
 	if arg != "" && arg != "hold" {
-		return fmt.Errorf("argument %q is not known: hold, or none", arg)
+		return fmt.Errorf("argument %q is not known: want hold, or no argument", arg)
 	}
 	h.sshd.Refuse(arg == "hold")
 	h.sshd.DropAll()

@@ -308,7 +308,8 @@ func runLabStatus(c *cli.Context, s streams) error {
 }
 
 func runLabFault(c *cli.Context, s streams) error {
-	handle, err := openLab(c.Context, c.String("dir"))
+	dir := c.String("dir")
+	handle, err := openLab(c.Context, dir)
 	if err != nil {
 		return err
 	}
@@ -320,15 +321,22 @@ func runLabFault(c *cli.Context, s streams) error {
 		if c.NArg() > 0 {
 			return &usageError{text: "lab fault --clear takes all faults back and no arguments"}
 		}
-		return handle.ClearFaults(c.Context)
+		if err := handle.ClearFaults(c.Context); err != nil {
+			return err
+		}
+		fmt.Fprintln(s.out, "all faults are taken back")
+		return nil
 	}
 	if c.NArg() != 2 {
 		return &usageError{text: "lab fault takes NODE KIND[=ARG]", hint: "kinds: " + strings.Join(handle.Kinds(), ", ")}
 	}
 	kind, arg, _ := strings.Cut(c.Args().Get(1), "=")
 	if err := handle.Inject(c.Context, c.Args().First(), kind, arg); err != nil {
-		return &usageError{text: err.Error(), hint: "qnetops lab status shows the nodes, qnetops lab fault --kinds the kinds"}
+		return &usageError{text: err.Error(),
+			hint: fmt.Sprintf("qnetops lab status --dir %s shows the nodes, qnetops lab fault --kinds --dir %s the kinds", dir, dir)}
 	}
+	fmt.Fprintf(s.out, "fault %s is set on node %s; qnetops lab fault --clear --dir %s takes back every fault that lasts\n",
+		c.Args().Get(1), c.Args().First(), dir)
 	return nil
 }
 
