@@ -56,10 +56,19 @@ func (ps Problems) Hint() string {
 	if len(ps) == 0 {
 		return ""
 	}
-	if len(ps) == 1 {
-		return "mend that line of " + ps[0].File
+	lines := map[int]bool{} // a line may have several faults; 0 is where a key is missing, which is one line to write
+	missing := 0
+	for _, p := range ps {
+		if p.Line == 0 {
+			missing++
+			continue
+		}
+		lines[p.Line] = true
 	}
-	return fmt.Sprintf("mend the %d lines of %s; they are all that is wrong", len(ps), ps[0].File)
+	if n := len(lines) + missing; n > 1 {
+		return fmt.Sprintf("mend the %d lines of %s; they are all that is wrong", n, ps[0].File)
+	}
+	return "mend that line of " + ps[0].File
 }
 
 func (ps Problems) sorted() Problems {
