@@ -151,6 +151,12 @@ func (r *rollRun) printDocument(doc rolling.Document, cause error) error {
 	if r.g.json {
 		return printJSON(r.s.out, doc)
 	}
+	if len(doc.Nodes) == 0 { // refused before any node was looked at, which the error says; or there was none to look at
+		if cause == nil {
+			fmt.Fprintln(r.s.out, lastLine(doc, cause))
+		}
+		return nil
+	}
 	t := report.Table{Head: []string{"node", "outcome", "down", "M0 stable", "M1 rpc", "M2 converged", "M3 finality", "M4 production", "reason"}}
 	for _, n := range doc.Nodes {
 		row := []string{n.ID, n.Outcome, seconds(n.DowntimeSeconds)}
@@ -177,17 +183,18 @@ func (r *rollRun) printDocument(doc rolling.Document, cause error) error {
 func lastLine(doc rolling.Document, cause error) string {
 	switch {
 	case cause == nil && doc.Outcome == rolling.OutcomeStopped:
-		return fmt.Sprintf("aborted: operation %s, %s", doc.Operation, outcomes(doc))
+		return fmt.Sprintf("aborted: operation %s%s", doc.Operation, outcomes(doc))
 	case cause == nil && doc.Operation == "":
 		return "done: nothing to do, every node runs the image already"
 	case cause == nil:
-		return fmt.Sprintf("done: operation %s, %s", doc.Operation, outcomes(doc))
+		return fmt.Sprintf("done: operation %s%s", doc.Operation, outcomes(doc))
 	case doc.Outcome == rolling.OutcomeInDoubt:
-		return fmt.Sprintf("in doubt: operation %s, %s", doc.Operation, outcomes(doc))
+		return fmt.Sprintf("in doubt: operation %s%s", doc.Operation, outcomes(doc))
 	}
-	return fmt.Sprintf("stopped: operation %s, %s", doc.Operation, outcomes(doc))
+	return fmt.Sprintf("stopped: operation %s%s", doc.Operation, outcomes(doc))
 }
 
+// outcomes counts the nodes by what became of them, as the end of a line; "" where there are none.
 func outcomes(doc rolling.Document) string {
 	var parts []string
 	for _, o := range []string{rolling.NodeRolled, rolling.NodeRestored, rolling.NodeHeld, rolling.NodeUntouched} {
@@ -198,10 +205,10 @@ func outcomes(doc rolling.Document) string {
 			}
 		}
 		if n > 0 {
-			parts = append(parts, fmt.Sprintf("%d %s", n, o))
+			parts = append(parts, fmt.Sprintf(", %d %s", n, o))
 		}
 	}
-	return strings.Join(parts, ", ")
+	return strings.Join(parts, "")
 }
 
 func seconds(v *float64) string {
