@@ -25,6 +25,14 @@ const (
 	stepBefore = "fleet/before"
 )
 
+// gossipBlocks is how long, in block times, the gossip of a decree may take, and the
+// three seconds after which a node that has it exits (facts 1.18); leastGossip is that
+// in real time.
+const (
+	gossipBlocks = 10
+	leastGossip  = 5 * time.Second
+)
+
 // decreeBlocks is how long, in block times, a decree may take until every node has
 // exited: three seconds, and the way of the gossip (facts 1.18).
 const decreeBlocks = 60
@@ -51,8 +59,9 @@ type DecreeResult struct {
 	From      *uint64 `json:"from_height"`
 	Lowest    *uint64 `json:"lowest_height"` // seen after the start
 	Pruned    *bool   `json:"pruned"`
-	// unnoted: the node runs, and was away when it was noted where the nodes stand.
-	unnoted bool
+	// runs: the node was seen to run; unnoted: it was away when it was noted where the
+	// nodes stand.
+	runs, unnoted bool
 }
 
 // stepLowest is where the lowest heights since the start are kept, for a process
@@ -82,12 +91,13 @@ type decree struct {
 	pulse   *chainWatch
 	lowest  map[string]lowest // by host; this, results and refused under the crew's lock
 	results map[string]DecreeResult
-	refused map[string]string // what a node answered that was handed the decree after the others
+	handed  map[string]bool   // who was handed the decree after the others, in this process
+	refused map[string]string // what such a node answered
 }
 
 func newDecree(plan Plan, f *fleet.Fleet) *decree {
 	return &decree{crew: newCrew(plan, f), pulse: &chainWatch{fleet: f}, lowest: map[string]lowest{},
-		results: map[string]DecreeResult{}, refused: map[string]string{}}
+		results: map[string]DecreeResult{}, handed: map[string]bool{}, refused: map[string]string{}}
 }
 
 // Do runs one phase.
@@ -331,14 +341,7 @@ func (d *decree) verify(ctx context.Context, r *Run) (t Tally, err error) {
 	if raw := r.Result(ctx, stepLowest); raw != nil && json.Unmarshal(raw, &d.lowest) != nil {
 		d.lowest = map[string]lowest{}
 	}
-	t, err = d.await(ctx, r, was, away)
-	if missed := d.missed(t); err == nil && len(missed) > 0 {
-		if err = d.handOver(ctx, r, missed); err == nil {
-			maps.DeleteFunc(away, func(id string, _ Standing) bool { return slices.Contains(missed, id) }) // they are back
-			t, err = d.await(ctx, r, d.before(ctx, r), away)
-		}
-	}
-	if err != nil || len(d.open(r, t)) > 0 {
+	if t, err = d.await(ctx, r, was, away); err != nil || len(d.open(r, t)) > 0 {
 		return t, err
 	}
 	var here []string
@@ -351,9 +354,12 @@ func (d *decree) verify(ctx context.Context, r *Run) (t Tally, err error) {
 }
 
 // await waits until every node has started anew and come up, or the time for it is
-// over.
+// over. Who has missed the decree when the gossip must have reached him is handed it:
+// the longer he holds the blocks that the others have dropped, with their votes, the
+// more likely it is that he certifies them alone.
 func (d *decree) await(ctx context.Context, r *Run, was map[string]before, away Tally) (t Tally, err error) {
 	block := d.fleet.Inventory().Block
+	gossiped := time.Now().Add(max(gossipBlocks*block, leastGossip))
 	err = repeat(ctx, max(block, leastPoll), max((decreeBlocks+bootBlocks)*block, leastDecree), func(late bool) (bool, error) {
 		known := len(d.lowest)
 		t = d.round(ctx, r, was, late)
@@ -362,9 +368,17 @@ func (d *decree) await(ctx context.Context, r *Run, was map[string]before, away 
 				return false, err
 			}
 		}
+		missed := d.missed()
+		if len(missed) > 0 && (late || time.Now().After(gossiped)) {
+			if err := d.handOver(ctx, r, missed); err != nil {
+				return false, err
+			}
+			maps.DeleteFunc(away, func(id string, _ Standing) bool { return slices.Contains(missed, id) }) // they are back
+			was = d.before(ctx, r)
+		}
 		waits := maps.Clone(t)
 		maps.DeleteFunc(waits, func(id string, _ Standing) bool { _, gone := away[id]; return gone })
-		return settledAll(waits), ctx.Err()
+		return len(missed) == 0 && settledAll(waits), ctx.Err()
 	})
 	return t, err
 }
@@ -375,15 +389,14 @@ func (r DecreeResult) missed() bool { return !r.Restarted || r.Pruned != nil && 
 
 // missed are the hosts whose node goes on as if there were no decree, while others
 // have taken it: it was away or starting when they gossiped, or was ended before it
-// could prune.
-func (d *decree) missed(t Tally) (ids []string) {
+// could prune. Who was handed it in this process is asked no second time.
+func (d *decree) missed() (ids []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	taken := false
-	for id, s := range t {
-		res := d.results[id]
+	for id, res := range d.results {
 		taken = taken || res.Restarted && !res.missed()
-		if s.State == Failed && !s.Down && res.missed() || res.unnoted {
+		if res.runs && (res.missed() || res.unnoted) && !d.handed[id] {
 			ids = append(ids, id)
 		}
 	}
@@ -417,9 +430,13 @@ func (d *decree) handOver(ctx context.Context, r *Run, ids []string) error {
 	}
 	t, err := d.change(ctx, r, ids, Tally{}, func(ctx context.Context, id string) (Standing, error) {
 		answer, err := d.hand(ctx, r, id)
-		if answer.Refused != "" {
-			d.mu.Lock()
-			defer d.mu.Unlock()
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.handed[id] = true
+		switch {
+		case strings.Contains(answer.Refused, seqApplied): // the gossip has reached it after all
+			err = nil
+		case answer.Refused != "":
 			d.refused[id], err = answer.Refused+meaning(answer.Refused), nil
 		}
 		return Standing{State: Finished, Text: "was handed the decree, which it had missed"}, err
@@ -529,6 +546,7 @@ func (d *decree) round(ctx context.Context, r *Run, was map[string]before, late 
 			t[id] = Standing{State: Waiting, Text: "it was handed the decree and refuses it: " + words + "; whether it is on the chain of " +
 				"the others shows with their next seal"}
 		}
+		res.runs = s.runs()
 		if s.Reached { // else what was seen of it before stays, or nothing is known
 			d.results[id] = res
 		}
@@ -556,7 +574,7 @@ func judgeDecree(target uint64, block time.Duration, b before, known bool, s sig
 	case !s.Reached:
 		return Standing{State: Missing, Text: s.Why}, res
 	case !known:
-		res.unnoted = s.runs()
+		res.unnoted = true
 		return Standing{State: Missing, Text: "it is not known where it stood before the decree"}, res
 	case !s.runs():
 		return open(fmt.Sprintf("it ended with exit code %d and has not been started again (restart policy %s)", s.ExitCode,

@@ -188,10 +188,9 @@ func (s *scene) toDecree() {
 	s.pruned = &target
 	s.nature = func(t *tool) {
 		t.emit = func(e rolling.Event) {
-			if e.Kind == rolling.KindWait && e.Name == string(cutover.Verify) && strings.HasPrefix(e.Text, "started anew") {
-				for _, id := range muted {
-					s.Clear(id, "mute")
-				}
+			if e.Kind == rolling.KindWait && e.Name == string(cutover.Verify) && strings.HasPrefix(e.Text, "started anew") &&
+				slices.Contains(muted, e.Node) {
+				s.Clear(e.Node, "mute")
 			}
 		}
 	}

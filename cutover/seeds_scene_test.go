@@ -207,9 +207,10 @@ func (s *seedScene) decree(w *world, rng *rand.Rand) {
 	if rng.IntN(8) == 0 {
 		return
 	}
-	s.during = func(e rolling.Event) {
-		if e.Kind == rolling.KindWait && e.Name == string(cutover.Verify) && strings.HasPrefix(e.Text, "started anew") {
-			s.speak(w)
+	s.during = func(e rolling.Event) { // each when it has pruned: before that its own vote would certify what the others drop
+		if e.Kind == rolling.KindWait && e.Name == string(cutover.Verify) && strings.HasPrefix(e.Text, "started anew") &&
+			slices.Contains(s.silent, e.Node) {
+			w.Clear(e.Node, "mute")
 		}
 	}
 }
