@@ -171,7 +171,7 @@ func (x *rollback) verify(ctx context.Context, r *Run) (Tally, error) {
 func (x *rollback) rejoin(ctx context.Context, r *Run, away Tally) (back []string, still Tally, err error) {
 	var seen []string
 	for id, s := range lookAll(ctx, x.fleet, slices.Sorted(maps.Keys(away))) {
-		if s.Reached {
+		if rejoins(x.plan.Rollback.Roll.Node(id).ContainerID, s) {
 			seen = append(seen, id)
 		}
 	}
@@ -190,6 +190,10 @@ func (x *rollback) rejoin(ctx context.Context, r *Run, away Tally) (back []strin
 	slices.Sort(back)
 	return back, still, err
 }
+
+// rejoins says whether a host that was passed by can be taken along again. One whose
+// successor is down has refused, or ended, and was seen to: it is for the end to judge.
+func rejoins(old string, s sight) bool { return s.Reached && (s.Container == old || s.runs()) }
 
 // ended are the hosts whose node has gone back and does not run any more.
 func (x *rollback) ended(ctx context.Context, r *Run, t Tally) (ids []string) {
@@ -357,9 +361,10 @@ func (x *rollback) disarm(ctx context.Context, r *Run) (Tally, error) {
 	back, away, err := x.rejoin(ctx, r, away)
 	if err == nil && len(back) > 0 {
 		var t Tally
-		if t, err = x.outcomes(ctx, r, back); err == nil && len(Judge(back, t, false)) > 0 {
+		t, err = x.outcomes(ctx, r, back)
+		if open := Judge(back, t, membersWaived(r)); err == nil && len(open) > 0 {
 			maps.Copy(away, t)
-			return away, r.Held(Release, Judge(back, t, false))
+			return away, r.Held(Release, open)
 		}
 	}
 	if err != nil {

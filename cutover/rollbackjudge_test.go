@@ -101,6 +101,23 @@ func TestJudgeStopped(t *testing.T) {
 	}
 }
 
+func TestRejoins(t *testing.T) {
+	for name, c := range map[string]struct {
+		s    sight
+		want bool
+	}{
+		"down on its old container":    {sight{Reached: true, Container: "old", State: "exited"}, true},
+		"runs its old container":       {sight{Reached: true, Container: "old", State: "running"}, true},
+		"runs its successor":           {sight{Reached: true, Container: "new", State: "running"}, true},
+		"refused, and stopped by hand": {sight{Reached: true, Container: "new", State: "exited"}, false},
+		"cannot be reached":            {sight{}, false},
+	} {
+		if got := rejoins("old", c.s); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
 func TestJudgeLeft(t *testing.T) {
 	old := rolling.NodePlan{ContainerID: "old", Policy: &host.Policy{Name: "always"}}
 	at := func(container, state string) sight { return sight{Reached: true, Container: container, State: state} }
