@@ -109,12 +109,7 @@ func TestArmingOvertaken(t *testing.T) {
 			}
 			tool := w.tool()
 			defer tool.exit()
-			if _, err := tool.release(cutover.ReleaseAsk{Ask: tool.ask(), Image: "qnet:v2"}); err != nil {
-				t.Fatal(err)
-			}
-			for _, id := range w.ids() {
-				w.runs(id, "v2")
-			}
+			w.released(tool)
 			w.healthy()
 			w.clean()
 		})

@@ -46,12 +46,7 @@ func TestReleaseOnABetterImage(t *testing.T) {
 		tool.exit()
 		tool = w.tool()
 		defer tool.exit()
-		if _, err := tool.release(cutover.ReleaseAsk{Ask: tool.ask(), Image: "qnet:v2"}); err != nil {
-			t.Fatal(err)
-		}
-		for _, id := range w.ids() {
-			w.runs(id, "v2")
-		}
+		w.released(tool)
 		w.healthy()
 		w.clean()
 	})
@@ -75,12 +70,7 @@ func TestReleaseAfterAHaltThatWasClosed(t *testing.T) {
 		tool.exit()
 		tool = w.tool()
 		defer tool.exit()
-		if _, err := tool.release(cutover.ReleaseAsk{Ask: tool.ask(), Image: "qnet:v2"}); err != nil {
-			t.Fatal(err)
-		}
-		for _, id := range w.ids() {
-			w.runs(id, "v2")
-		}
+		w.released(tool)
 		w.clean()
 	})
 }
@@ -146,4 +136,15 @@ func TestReleaseGoesOnWithoutACrashLoop(t *testing.T) {
 		}
 		w.clean()
 	})
+}
+
+// released starts a halted fleet on the next image, with nothing left of the halt.
+func (w *world) released(t *tool) {
+	w.Helper()
+	if _, err := t.release(cutover.ReleaseAsk{Ask: t.ask(), Image: "qnet:v2"}); err != nil {
+		w.Fatal(err)
+	}
+	for _, id := range w.ids() {
+		w.runs(id, "v2")
+	}
 }
